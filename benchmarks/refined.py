@@ -64,7 +64,7 @@ def measure(model: Transformer, name: str, examples: int, seed: int) -> dict[str
     prepared = PreparedBatches(model, task)  # as ``find`` does
     begin = time.process_time()
     method = find_method("eap-ig")
-    *_, scores = attribute_at_steps(model, task, method, method.options({}), prepared=prepared)
+    *_, scores = attribute_at_steps(prepared, method, method.options({}))
     scored = time.process_time()
     order = rank(scores, "refined", smallest=min(SMALLEST, scores.n_edges), prepared=prepared)
     seconds = {"eap-ig": scored - begin, "refined": time.process_time() - scored}

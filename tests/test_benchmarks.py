@@ -70,7 +70,10 @@ def test_functions_are_listed_in_the_order_of_their_first_calls(benchmark, monke
     hops = benchmark("hops")
     folder = save_tiny(tmp_path)
     monkeypatch.setenv("GRADPATH_CACHE", str(tmp_path / "cache"))
-    visits = hops.trace(["find", "--model", str(folder), "--task", "ioi", "--examples", "4", "--edges", "20", "--json"])
+    visits, calls = hops.trace(
+        ["find", "--model", str(folder), "--task", "ioi", "--examples", "4", "--edges", "20", "--json"]
+    )
+    assert calls[str(hops.ROOT / "recipe.py"), "read_record"] == 0
     names = [visit.name for visit in visits]
     assert names.index("attribute_at_steps") < names.index("score_batch") < names.index("evaluate_many")
     assert len(set(visits)) == len(visits)

@@ -42,14 +42,6 @@ def test_a_name_that_is_no_edge_is_refused(name):
         Graph(2, 3).index(name)
 
 
-def test_node_of_target_names_the_same_node():
-    graph = Graph(2, 3)
-    for target, node in zip(graph.targets[:-1], graph.node_of_target.tolist(), strict=False):
-        assert target.partition("<")[0] == graph.sources[node]
-    assert int(graph.node_of_target[-1]) == graph.n_sources
-    assert graph.node_of_target.dtype == torch.long
-
-
 def test_positions_in_the_flattened_matrix_are_those_of_torch():
     graph = Graph(2, 3, parallel=True)
     index, flat = graph.mask.nonzero(), graph.mask.flatten().nonzero()[:, 0]
@@ -62,6 +54,8 @@ def test_targets_of_heads_and_layers_of_targets_follow_from_names():
     graph = Graph(2, 3)
     names = [graph.targets[target] for target in graph.targets_of_heads(1, [0, 2])]
     assert names == ["a1.h0<q>", "a1.h2<q>", "a1.h0<k>", "a1.h2<k>", "a1.h0<v>", "a1.h2<v>"]
+    nodes = [(*graph.sources, "logits")[node] for node in graph.node_of_target.tolist()]
+    assert nodes == [target.partition("<")[0] for target in graph.targets]
     layers = [graph.layer_of(target.partition("<")[0]) for target in graph.targets]
     assert graph.layers_of_targets.tolist() == layers == [graph.layer_of_target(v) for v in range(graph.n_targets)]
 

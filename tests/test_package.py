@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import doctest
+import importlib
 import re
 import subprocess
 import sys
@@ -138,3 +140,18 @@ def test_what_is_imported_is_installed_and_what_is_installed_is_imported():
     assert needed - used == {"accelerate"}  # transformers reads GGUF and MXFP4 with it
     # Jupyter brings IPython, and users of a hub's data sets have their library.
     assert used - needed - optional <= {"IPython", "datasets"}
+
+
+MODULES = [
+    ".".join(file.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")
+    for file in FILES
+    if ">>> " in file.read_text(encoding="utf-8")
+]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_in_docstrings_hold(name):
+    assert len(MODULES) > 10
+    done = doctest.testmod(importlib.import_module(name))
+    assert done.attempted
+    assert done.failed == 0

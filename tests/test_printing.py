@@ -13,6 +13,7 @@ from gradpath.circuit import Circuit
 from gradpath.evaluation import evaluate
 from gradpath.evaluation.result import Result
 from gradpath.pipeline.found import Found
+from gradpath.prepared import PreparedBatches
 from gradpath.scores import Scores
 from gradpath.selection import select
 from gradpath.tasks.task import Task
@@ -24,7 +25,7 @@ def things() -> dict[str, object]:
     scores = attribute(model, task, "eap-ig")
     circuit = select(scores, 60, selection="top")
     result = evaluate(model, circuit, task)
-    found = Found(model, task, task, scores, circuit, result, [])
+    found = Found(task, PreparedBatches(model, task), scores, circuit, result, [])
     return {one.__class__.__name__: one for one in (model, task, scores, circuit, result, found)}
 
 
@@ -42,10 +43,8 @@ def test_a_result_shows_faithfulness_error_both_intervals_and_edges(things):
     text = str(result)
     assert result.interval is None
     assert text.count("4 examples: no interval") == 3
-    for share in (result.faithfulness,):
-        assert f"{share:.1%}" in text
-    for number in (result.error,):
-        assert f"{number:.3f}" in text
+    assert f"{result.faithfulness:.1%}" in text
+    assert f"{result.error:.3f}" in text
     assert f"{result.edges_kept} after pruning, 60 requested" in text
     assert str(result).splitlines()[0].strip() in str(things["Found"])
 

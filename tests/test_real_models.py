@@ -49,15 +49,6 @@ def test_it_has_the_edges_of_its_shape_and_its_bos(model):
     assert model.tokenizer.prepend == bos
 
 
-def test_all_edges_give_the_clean_run_and_none_the_corrupted_one(model, tasks):
-    graph, task = model.graph, tasks["test"][:4]
-    index = graph.mask.nonzero()
-    circuits = [gp.Circuit(graph, index[:n], torch.zeros(n)) for n in (len(index), 0)]
-    full, empty = gp.evaluate(model, circuits, task)
-    assert torch.allclose(full.circuit_values, full.clean_values, atol=1e-3)
-    assert torch.allclose(empty.circuit_values, empty.corrupted_values, atol=1e-5)
-
-
 def test_the_converted_model_is_kept_and_loaded_from_there(model, monkeypatch):
     def never(*_):
         raise AssertionError("the cache was not used")

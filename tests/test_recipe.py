@@ -54,11 +54,20 @@ def test_a_file_gives_the_same_recipe_back() -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [{"recipe": 3}, {"recipe": {"task": 3}}, {"facts": {"examples": "x"}}, {"recipe": {1: 2}}]
+    ("content", "words"),
+    [
+        ({"recipe": 3}, "'recipe' is not an object"),
+        ({"recipe": {1: 2}}, "'recipe' is not an object"),
+        ({"recipe": {"data": []}}, "`data` must be text"),
+        ({"recipe": {"edgse": 3}}, "there is no option 'edgse'. Did you mean 'edges'"),
+        ({"facts": {"examples": "x"}}, "examples"),
+        ({"facts": {"passes": "many"}}, "passes"),
+    ],
 )
-def test_a_damaged_record_is_refused(content: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="again"):
+def test_a_damaged_record_is_refused(content: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words) as caught:
         read_record(content)
+    assert "again" in str(caught.value)
 
 
 def test_the_recipe_is_one_line() -> None:

@@ -10,7 +10,7 @@ import gradpath as gp
 from gradpath import registry
 from gradpath.attribution.methods import METHODS
 from gradpath.errors import GradpathWarning, InputError, UsageError
-from gradpath.registry import Registry, load_function, load_installed_plugins, load_plugin, loaded_plugins
+from gradpath.registry import load_function, load_installed_plugins, load_plugin, loaded_plugins
 from gradpath.selection import SELECTIONS
 from gradpath.tasks import METRICS
 
@@ -47,14 +47,6 @@ def test_a_cell_that_is_run_twice_replaces_its_own_path():
     finally:
         METHODS.remove("halfway")
     assert "halfway" not in METHODS
-
-
-def test_an_unknown_name_suggests_the_nearest():
-    words = Registry[int]("word")
-    words.add("one", 1, "here")
-    with pytest.raises(UsageError, match=r"there is no word 'onne'. Did you mean 'one'\? Known: one\."):
-        words.find("onne")
-    assert words.get("onne") is None
 
 
 def test_a_file_registers_its_entries_once(tmp_path):

@@ -18,7 +18,7 @@ from gradpath.model.transformer import Transformer
 from gradpath.selection import select
 from gradpath.sweep import CHUNK, Limits, bytes_per_row, parse_bytes
 from gradpath.tasks.metrics import logit_difference
-from gradpath.tasks.task import Pairs, Task, encode
+from gradpath.tasks.task import Pairs, encode
 
 TASK = prompts([6, 9, 6, 7, 9], [[0], [4], [2, 3, 5], [6], [1, 8]])
 BUDGETS = range(2 * CHUNK, 2 * CHUNK + 6_000_000, 20_000)
@@ -50,18 +50,6 @@ def test_a_smaller_budget_gives_smaller_batches_and_the_same_scores(gpt2):
     assert torch.allclose(whole.values, parts.values, atol=1e-5)
 
 
-def token_ids(n: int, examples: int) -> Task:
-    clean = torch.randint(3, 40, (examples, n), generator=torch.Generator().manual_seed(0))
-    corrupted = clean.clone()
-    corrupted[:, 1] += 1
-    return Task(clean, corrupted, torch.tensor([[3, 4]] * examples))
-
-
-def of_length(n: int, examples: int = 60) -> Pairs:
-    """Pairs of prompts of n tokens that differ at the second."""
-    return encode(token_ids(n, examples), None)
-
-
 def test_attributions_cut_batches_where_that_leaves_little_padding(gpt2):
     task = replace(prompts(7 * [3] + 13 * [20], 7 * [[1]] + 13 * [[18]]), labels=torch.tensor(20 * [[3, 4]]))
     pairs = encode(task, gpt2.tokenizer)
@@ -83,14 +71,15 @@ def test_scores_do_not_depend_on_how_many_points_are_run_at_once(gpt2, monkeypat
 
 
 def test_the_default_budget_is_half_of_what_is_free(gpt2, monkeypatch):
+    pairs = encode(prompts([9] * 60, [[1]] * 60), gpt2.tokenizer)
     monkeypatch.setattr(sweep, "free_memory", lambda: 2 * (2 * CHUNK + 500_000))
-    tight = Limits().attribution(gpt2, of_length(9), points=5)
+    tight = Limits().attribution(gpt2, pairs, points=5)
     monkeypatch.setattr(sweep, "free_memory", lambda: None)
-    assert 1 <= len(tight[0][0]) < len(Limits().attribution(gpt2, of_length(9), points=5)[0][0])
+    assert 1 <= len(tight[0][0]) < len(Limits().attribution(gpt2, pairs, points=5)[0][0])
     # Even a machine that is full runs one example at a time.
     monkeypatch.setattr(sweep, "free_memory", lambda: 0)
-    assert len(Limits().attribution(gpt2, of_length(9))[0]) == 60
-    assert largest(Limits(), gpt2, of_length(9)) == 1
+    assert len(Limits().attribution(gpt2, pairs)[0]) == 60
+    assert largest(Limits(), gpt2, pairs) == 1
 
 
 def test_a_budget_too_small_for_the_model_says_what_it_needs(gpt2):

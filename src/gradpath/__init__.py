@@ -13,7 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from gradpath._version import __version__ as __version__
-from gradpath.runtime.machine import set_threads
+from gradpath.runtime import set_threads
 
 if TYPE_CHECKING:
     from gradpath.attribution.attribute import attribute as attribute

@@ -86,12 +86,6 @@ def ablation(name: str) -> Callable[[MakeAblation], MakeAblation]:
 
     The function takes the model, the examples and the ``Limits``, and returns an ``Ablation``. The first line of its
     docstring is what ``gradpath ls ablations`` shows.
-
-    Args:
-        name: The name of the ablation.
-
-    Returns:
-        A decorator.
     """
 
     def register(make: MakeAblation) -> MakeAblation:

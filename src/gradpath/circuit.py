@@ -89,16 +89,7 @@ class Circuit(Shown):
 
     @classmethod
     def of_mask(cls, graph: Graph, mask: Bool[Tensor, "source target"], recipe: Recipe | None = None) -> Circuit:
-        """Make a circuit of the edges of a mask. It is not pruned, and its scores are 0.
-
-        Args:
-            graph: The model's graph.
-            mask: Which (source, target) pairs are in the circuit.
-            recipe: How the circuit was found, if that is known.
-
-        Returns:
-            The circuit, with its edges by source, then by target.
-        """
+        """A circuit of the edges of a mask, by source, then by target. It is not pruned, and its scores are 0."""
         index = mask.nonzero()
         return cls(graph, index, torch.zeros(len(index), device="cpu"), recipe)
 
@@ -168,14 +159,7 @@ class Circuit(Shown):
         return self._part(keep, "without " + ", ".join(names))
 
     def compare(self, other: Circuit) -> Comparison:
-        """Compare with another circuit of the same model: which edges and nodes both have.
-
-        Args:
-            other: The other circuit.
-
-        Returns:
-            The comparison. Print it, or use ``.jaccard_edges``, ``.both``, ``.only_a``.
-        """
+        """Compare with another circuit of the same model: which edges and nodes both have."""
         self._flat_of(other)
         return Comparison(self, other)
 
@@ -251,9 +235,9 @@ class Circuit(Shown):
         """The names of the edges in the order of selection."""
         return [self.graph.edge(source, target) for source, target in self.index.tolist()]
 
-    @property
+    @cached_property
     def mask(self) -> Bool[Tensor, "source target"]:
-        """The mask of the circuit's edges, (source, target)."""
+        """The mask of the circuit's edges, (source, target). Copy it before you change it."""
         return self.graph.mask_of(self.flat).view_as(self.graph.mask)
 
     @property
@@ -339,11 +323,7 @@ class Circuit(Shown):
         return kept
 
     def save(self, file: str | Path) -> None:
-        """Write JSON with one edge per line, atomically.
-
-        Args:
-            file: The file to write.
-        """
+        """Write JSON with one edge per line, atomically."""
         head = {"gradpath_circuit": FORMAT, "graph": self.graph.to_json(), **self.record}
         # Nine digits are enough to give every float32 back exactly.
         columns: list[list[Any]] = [self.edges, [float(f"{score:.9g}") for score in self.scores.tolist()]]
@@ -354,12 +334,7 @@ class Circuit(Shown):
 
 @dataclass(frozen=True)
 class Comparison:
-    """A comparison of two circuits of the same model.
-
-    Args:
-        a: The first circuit.
-        b: The second circuit.
-    """
+    """A comparison of two circuits of the same model. Print it, or use ``.jaccard_edges``, ``.both``, ``.only_a``."""
 
     a: Circuit
     b: Circuit
@@ -423,9 +398,7 @@ class Comparison:
     def report(self, file: str | Path, names: tuple[str, str] | None = None) -> None:
         """Write a page that shows both circuits in one drawing.
 
-        Args:
-            file: The HTML file to write.
-            names: What to call the circuits, such as their files; by default how they were made.
+        ``names`` are what to call the circuits, such as their files; by default how they were made.
         """
         from gradpath.report.page import render_comparison
 

@@ -25,7 +25,6 @@ ABLATIONS = {
     "mean": "The mean output over all positions of the clean prompts of a data set.",
     "mean-positional": "The mean output at each position over the clean prompts of a data set.",
 }
-SPLITS = ("held-out", "same", "all")  # of find: what it measures on
 TASK_SPLITS = ("train", "test", "all")  # the order matters: it is part of the draw of examples
 REWORDED = "reworded"  # the split of other templates, which some tasks have
 EXAMPLES = 100

@@ -18,7 +18,7 @@ Axis names, used in every shape of the package: ``batch`` examples, ``pos`` toke
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -27,7 +27,7 @@ import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
-from gradpath.errors import InputError, check_names
+from gradpath.errors import InputError
 
 QKV = ("q", "k", "v")
 
@@ -239,11 +239,6 @@ class Graph:
         if pair[0] >= int(self.sources_before_target[pair[1]]):
             raise InputError(f"there is no edge {edge!r}: {target} does not read what {source} writes.")
         return pair
-
-    def pairs(self, edges: Iterable[str | tuple[int, int]]) -> list[tuple[int, int]]:
-        """The (source, target) indices of edges, each given by its name or by these indices."""
-        check_names("edges", edges)
-        return [self.index(edge) if isinstance(edge, str) else (int(edge[0]), int(edge[1])) for edge in edges]
 
 
 def kind(target: str) -> str:

@@ -161,15 +161,9 @@ class PreparedBatch(NamedTuple):
 class PreparedBatches:
     """A task's examples for one model: their tokens, the ablation, and batches that are prepared for circuits.
 
-    Make one for a task, and pass it to all that runs its examples.
-
-    Args:
-        model: The model.
-        task: The examples, which are tokenised here.
-        ablation: How ablated edges are replaced.
-        limits: The batch size and memory.
-        mean_over: The task whose clean prompts the means are taken over, or its prepared examples; by default ``task``.
-        room: The memory in bytes of prepared batches that are kept; beyond it they are prepared again.
+    Make one for a task, which tokenises it, and pass it to all that runs its examples. ``mean_over`` is the task whose
+    clean prompts the means are taken over, or its prepared examples; by default ``task``. ``room`` is the memory in
+    bytes of prepared batches that are kept; beyond it they are prepared again.
     """
 
     def __init__(
@@ -183,22 +177,23 @@ class PreparedBatches:
         room: int = ROOM,
     ) -> None:
         self.model, self.task, self.ablation_name, self.limits, self.room = model, task, ablation, limits, room
-        pairs = encode(task, model.tokenizer)
+        self.encoded = encode(task, model.tokenizer)
         self.ablation: Ablation | None
         if isinstance(mean_over, PreparedBatches):
             self.ablation = mean_over.ablation
         else:
             with own_settings(model):
                 self.ablation = ablation_of(ablation, model, mean_over or task, limits)
-        self.pairs = all_positions(pairs, self.ablation)
+        self.pairs = all_positions(self.encoded, self.ablation)
         self.batches: list[Pairs] | None = None  # all examples, in the batches in which they were prepared
         self._prepared = dict[tuple[int, ...], PreparedBatch]()
 
     def take(self, rows: Sequence[int]) -> PreparedBatches:
         """Some of the examples, with the same tokens and ablation; none of their batches is prepared yet."""
-        part = copy(self)
-        part.task, pairs = self.task.take(rows), self.pairs.rows(torch.tensor(rows, dtype=torch.long, device="cpu"))
-        part.pairs = replace(pairs, index=torch.arange(len(rows), device="cpu"))
+        part, index = copy(self), torch.tensor(rows, dtype=torch.long, device="cpu")
+        part.task = self.task.take(rows)
+        part.encoded = replace(self.encoded.rows(index), index=torch.arange(len(rows), device="cpu"))
+        part.pairs = all_positions(part.encoded, self.ablation)
         part.batches, part._prepared, part.room = None, {}, 0
         return part
 

@@ -41,18 +41,10 @@ def edge_scores(
     ablated: Ablated | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> Tensor:
-    """The scores of some edges.
+    """The scores of some edges, (edge, 2) source and target, along a path: one per edge, float64.
 
-    Args:
-        model: The model.
-        task: The examples and the metric.
-        edges: The indices of the edges, (edge, 2): source and target.
-        path: A function that returns the points of the path.
-        ablated: The outputs x'_u that replace those on the corrupted prompt.
-        dtype: The precision of the computation.
-
-    Returns:
-        One score per edge, float64.
+    ``ablated`` gives the outputs x'_u that replace those on the corrupted prompt; ``dtype`` is the precision of the
+    computation.
     """
     total = torch.zeros(len(edges), dtype=torch.float64, device="cpu")
     for clean, corrupted, labels in examples(model, task, dtype):
@@ -88,17 +80,9 @@ def patched_metric(
     ablated: Ablated | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> Tensor:
-    """The metric when every edge outside a circuit carries the corrupted output of its source.
+    """The metric of each example when every edge outside a circuit carries the corrupted output of its source.
 
-    Args:
-        model: The model.
-        task: The examples and the metric.
-        circuit: The edges that are kept, (source, target). Values between 0 and 1 mix the two outputs.
-        ablated: The outputs that replace those on the corrupted prompt.
-        dtype: The precision of the computation.
-
-    Returns:
-        One value per example.
+    ``circuit`` has the edges that are kept, (source, target); values between 0 and 1 mix the two outputs.
     """
     column = {name: i for i, name in enumerate(model.graph.targets)}
     values = []

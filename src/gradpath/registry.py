@@ -120,14 +120,8 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
     def add(self, name: str, entry: Entry, owner: str) -> Entry:
         """Register an entry.
 
-        Args:
-            name: The name that users type.
-            entry: What it stands for.
-            owner: Where the entry is defined, as ``owner_of`` gives it. The same owner may register the same
-                name again, for example when a notebook cell is run twice.
-
-        Returns:
-            The entry.
+        ``owner`` is where it is defined, as ``owner_of`` gives it. The same owner may register the same name again, for
+        example when a notebook cell is run twice.
         """
         built_in = self._position(owner) < len(self._modules)
         if not built_in:
@@ -175,11 +169,7 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
 def load_plugin(file: str | Path) -> ModuleType:
     """Run a Python file that registers entries of the user's own, such as paths or tasks.
 
-    Args:
-        file: The file. It is run once, and again after it was changed.
-
-    Returns:
-        The module.
+    It is run once, and again after it was changed.
     """
     path = Path(file)
     if path.suffix != ".py" or not os.path.isfile(path):
@@ -229,14 +219,8 @@ def load_function(spec: str) -> Callable[..., Any]:
 def failure_of(what: str, function: Callable[..., Any], problem: Exception, facts: str = "") -> InputError | None:
     """The error for an exception in a function of the user's own, with the file and line of that function.
 
-    Args:
-        what: What failed, such as "the metric right_logit".
-        function: The function.
-        problem: What it raised.
-        facts: What it was called with, to add to the sentence.
-
-    Returns:
-        The error; None if the exception is not the function's: gradpath's own, or too little memory.
+    ``what`` failed, such as "the metric right_logit"; ``facts`` are what it was called with, to add to the sentence.
+    None if the exception is not the function's: gradpath's own, or too little memory.
     """
     built_in = str(getattr(function, "__module__", "")).partition(".")[0] == "gradpath"
     if built_in or is_out_of_memory(problem) or isinstance(problem, GradpathError):

@@ -35,22 +35,18 @@ def listed(names: Sequence[str], scores: Sequence[float]) -> list[str]:
 
 
 class Shown:
-    """What is drawn by ``report.plots``, and shown in notebooks: a circuit, scores or a result."""
+    """What is drawn by ``report.figure``, and shown in notebooks: a circuit, scores or a result."""
 
     _kind: ClassVar[str]
 
     def plot(self, ax: Any = None) -> Any:
         """Draw a circuit, the sum of |score| of each node's out-edges, or the metric of every example in three runs.
 
-        Args:
-            ax: The matplotlib axes to draw on; new ones by default.
-
-        Returns:
-            The matplotlib axes.
+        On the matplotlib axes ``ax``, by default new ones, which are returned.
         """
-        from gradpath.report import plots
+        from gradpath.report import figure
 
-        return getattr(plots, f"plot_{self._kind}")(self, ax)
+        return getattr(figure, f"plot_{self._kind}")(self, ax)
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"
@@ -116,11 +112,7 @@ class Scores(Shown):
         return to_pandas(self)
 
     def save(self, file: str | Path) -> None:
-        """Write a safetensors file, atomically.
-
-        Args:
-            file: The file to write.
-        """
+        """Write a safetensors file, atomically."""
         notes = {"format": FORMAT, "graph": self.graph.to_json(), **record(self.recipe, self.facts)}
         tensors = {"scores": self.values.contiguous()}
         if self.examples is not None:

@@ -45,15 +45,9 @@ class Check:
 
 
 def checks(model: Transformer, task: Task, original: Any | None) -> Iterator[Check]:
-    """Compare the engine with independent computations.
+    """Compare the engine with independent computations; each comparison is yielded when it is done.
 
-    Args:
-        model: The model to check.
-        task: A few examples.
-        original: The ``transformers`` model, or None to leave that comparison out.
-
-    Yields:
-        Each comparison when it is done.
+    ``original`` is the ``transformers`` model, or None to leave that comparison out.
     """
     limit = LIMITS.get(model.dtype, 0.3)
     # The reference has at least float32, so that a deviation is the engine's and not its rounding.
@@ -86,15 +80,7 @@ def checks(model: Transformer, task: Task, original: Any | None) -> Iterator[Che
 
 
 def device_checks(model: Transformer, task: Task) -> Iterator[Check]:
-    """Compare scores and a circuit on the model's device with those on the CPU.
-
-    Args:
-        model: The model, on the device.
-        task: The examples.
-
-    Yields:
-        Each comparison when it is done.
-    """
+    """Compare scores and a circuit on the model's device with those on the CPU."""
     limit, on_cpu = LIMITS.get(model.dtype, 0.3), model.to("cpu")
     for method in METHODS:
         scores, expected = attribute(model, task, method), attribute(on_cpu, task, method)

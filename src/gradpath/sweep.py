@@ -7,12 +7,15 @@ row says so. The estimate errs on the high side; where it does not, ``sweep`` ha
 
 from __future__ import annotations
 
+import ctypes
 import math
 import re
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -23,8 +26,7 @@ from gradpath.errors import GradpathError, UsageError, check_type, is_out_of_mem
 from gradpath.model.architecture import fields_of
 from gradpath.model.transformer import Transformer
 from gradpath.registry import loaded_plugins
-from gradpath.runtime import distributed
-from gradpath.runtime.machine import free_memory, return_memory
+from gradpath.runtime import CGROUP, distributed
 from gradpath.runtime.progress import progress_bar
 from gradpath.tasks.metrics import metric_name
 from gradpath.tasks.task import Pairs, Task
@@ -82,13 +84,9 @@ class Limits:
     ) -> list[Pairs]:
         """All pairs in batches: of the requested size, or of about so many rows, with little padding.
 
-        Args:
-            model: The model to run.
-            pairs: The examples.
-            rows: The rows of a batch on a CPU, if no batch size is requested.
-            cost: What one more batch costs, in rows.
-            padding: What a row of padding costs, in rows.
-            whole: Whether positions before the first difference are rows, too.
+        ``rows`` are those of a batch on a CPU, if no batch size is requested; ``cost`` is what one more batch costs,
+        and ``padding`` what a row of padding costs, both in rows. With ``whole``, positions before the first difference
+        are rows, too.
         """
         counted = replace(pairs, index=torch.arange(len(pairs), device="cpu"))
         if whole:
@@ -188,6 +186,38 @@ def _free_on(device: torch.device) -> int | None:
     return None if info is None else int(info(device)[0])
 
 
+def free_memory() -> int | None:
+    """Bytes of main memory that could be used without swapping, within the limit of a container; None if not known."""
+    free = _meminfo().get("MemAvailable")
+    try:
+        limit, current = (int((CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+    except (OSError, ValueError):  # no container, or no limit
+        return free
+    # File pages count towards current memory, but are freed when other memory is requested.
+    pages = sum(_fields(CGROUP / "memory.stat").get(name, 0) for name in ("inactive_file", "active_file"))
+    below_limit = max(0, limit - current + pages)
+    return below_limit if free is None else min(free, below_limit)
+
+
+def return_memory() -> None:
+    """Return freed memory to the operating system. C's allocator would keep what lies between blocks in use."""
+    if sys.platform.startswith("linux"):
+        with suppress(OSError, AttributeError):  # another C library
+            ctypes.CDLL(None).malloc_trim(0)
+
+
+def _meminfo() -> dict[str, int]:
+    return {name.rstrip(":"): 1024 * number for name, number in _fields(Path("/proc/meminfo")).items()}
+
+
+def _fields(file: Path) -> dict[str, int]:
+    try:
+        words = [line.split() for line in file.read_text().splitlines()]
+    except OSError:
+        return {}
+    return {line[0]: int(line[1]) for line in words if len(line) > 1 and line[1].isdigit()}
+
+
 def parse_bytes(text: str) -> int:
     """'600MB', '16GiB' or '2e9' as a number of bytes.
 
@@ -232,24 +262,20 @@ def sweep(
     same: Callable[[], object] = lambda: None,
     bar: str = "",
 ) -> Iterator[Output]:
-    """Run some work on every batch, in halves where it does not fit into memory.
+    """Run some work on every batch, in halves where it does not fit into memory, and yield what it returned.
 
     With several ranks, each runs its share of the batches, and the caller has to sum the results over the ranks. The
     batches are the same as in a single process, so an example's numbers do not depend on the number of ranks. They
     are smaller only where a rank would have none.
 
     Args:
-        model: The model, named in error messages.
-        task: The task that the examples are from, named in error messages.
+        model, task: Named in error messages.
         pairs: The examples.
         batches: The same in batches.
         work: A function of one batch. A result that is not finite is an error.
         doing: What the work is, as the subject of an error message.
         same: Gives everything that the work depends on besides the model and the examples; it must agree on all ranks.
         bar: What the progress bar says; by default there is none. On several ranks it counts those of the first.
-
-    Yields:
-        What the work returned for each batch.
     """
 
     def checked(batch: Pairs) -> Output:

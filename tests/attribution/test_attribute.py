@@ -73,24 +73,21 @@ def test_integrated_gradients_are_complete_over_the_edges_out_of_input(kind):
     assert float(sum(sums)) / 2 == pytest.approx(float(ends[0] - ends[1]), rel=0.02)
 
 
-def test_one_step_of_each_path_is_its_limit(gpt2):
-    eap = attribute(gpt2, MIXED, "eap").values
-    both = attribute(gpt2, MIXED, "clean-corrupted").values
-    corrupted = attribute(gpt2, MIXED, "eap-ig", steps=1, end="corrupted").values
-    assert close(attribute(gpt2, MIXED, "eap-ig", steps=1).values, eap)
-    assert close(attribute(gpt2, MIXED, "eap-gp", steps=1).values, corrupted)
-    assert close(attribute(gpt2, MIXED, "eap-gp", steps=1, start=True).values, eap)
-    assert close(attribute(gpt2, MIXED, "eap-gp", steps=2, start=True).values, both)
+def test_paths_of_few_steps_are_their_limits(gpt2):
+    """Those of literal GradPath are the paper's."""
 
+    def values(method, **options):
+        return attribute(gpt2, MIXED, method, **options).values
 
-def test_the_limits_of_literal_gradpath_are_those_of_the_paper(gpt2):
-    eap = attribute(gpt2, MIXED, "eap").values
-    both = attribute(gpt2, MIXED, "clean-corrupted").values
-    assert close(attribute(gpt2, MIXED, "eap-gp", steps=1, start=True, stride="unit").values, eap)
-    assert close(attribute(gpt2, MIXED, "eap-gp", steps=1, start=True, pin_end=True, stride="unit").values, eap)
-    assert close(attribute(gpt2, MIXED, "eap-gp", steps=2, start=True, pin_end=True, stride="unit").values, both)
+    eap, both = values("eap"), values("clean-corrupted")
+    assert close(values("eap-ig", steps=1), eap)
+    assert close(values("eap-gp", steps=1), values("eap-ig", steps=1, end="corrupted"))
+    for literal in ({}, {"stride": "unit", "pin_end": True}):
+        assert close(values("eap-gp", steps=1, start=True, **literal), eap)
+        assert close(values("eap-gp", steps=2, start=True, **literal), both)
+    assert close(values("eap-gp", steps=1, start=True, stride="unit"), eap)
     once = reference.scores(gpt2, MIXED, reference.literal_grad_path(1))
-    assert close(attribute(gpt2, MIXED, "eap-gp", steps=1, stride="unit").values, once)
+    assert close(values("eap-gp", steps=1, stride="unit"), once)
 
 
 def logit_distance(view, goal):
@@ -155,16 +152,6 @@ def test_nothing_is_left_behind(gpt2):
         attribute(gpt2, MIXED, "broken")
     assert all(torch.equal(now, then) and now.grad is None and not now.requires_grad for now, then in before)
     assert torch.is_grad_enabled()
-
-
-def test_a_path_of_ones_own_takes_one_function(gpt2):
-    @path("half-way")
-    def half_way(pair, *, fraction=0.5):
-        """Some way along the line."""
-        yield pair.corrupted + fraction * (pair.clean - pair.corrupted)
-
-    values = attribute(gpt2, MIXED, "half-way", fraction=0.25).values
-    assert close(values, reference.scores(gpt2, MIXED, reference.straight_line([0.25])))
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from small_models import prompts, tiny_model
 from torch import Tensor
 
 from gradpath.attribution.attribute import attribute
-from gradpath.attribution.exact import sample
 from gradpath.attribution.methods import METHODS as REGISTERED
+from gradpath.attribution.patching import sample
 from gradpath.model.architecture import Rules
 from gradpath.model.transformer import Transformer
 from gradpath.tasks.task import Task

@@ -1,4 +1,4 @@
-"""``gradpath explain`` and the pictures of ``show`` as a user types them."""
+"""``gradpath explain`` as a user types it."""
 
 from __future__ import annotations
 
@@ -29,17 +29,6 @@ def test_explain_prints_a_table_of_the_strongest_nodes_with_their_names(run, fou
     assert lines[0].startswith(f"{out / 'noted.json'} on 4 examples of ioi")
     assert lines[2].split()[:4] == ["node", "effect", "direct", "attends"]
     assert f"--top {len(load_circuit(out / 'circuit.json').nodes)} shows all" in lines[-1]
-
-
-def test_show_draws_the_attention_of_a_head_beside_the_circuit(run, found, tmp_path):
-    _, out = found
-    head = next(node for node in load_circuit(out / "circuit.json").nodes if node.startswith("a"))
-    ran = run("show", out / "circuit.json", "--attention", head, "--out", tmp_path / "figure.svg")
-    assert ran.code == 0, ran.err
-    assert "<image" in (tmp_path / "figure.svg").read_text()
-    ran = run("show", out / "circuit.json", "--attention", "a7.h9", "--out", tmp_path / "figure.svg")
-    assert ran.code == 1
-    assert "no node 'a7.h9'" in ran.error
 
 
 def test_explain_names_the_parts_of_the_users_own_data(run, found, tmp_path):

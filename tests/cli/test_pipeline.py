@@ -193,7 +193,7 @@ def test_a_report_of_a_metric_without_a_gradient_says_why_it_has_no_inside(tmp_p
     )
     scores = gp.attribute(model, ranks, "exact")
     circuit = gp.select(scores, n=20, selection="top")
-    found = Found(model, ranks, ranks, scores, circuit, gp.evaluate(model, circuit, ranks), [])
+    found = Found(ranks, PreparedBatches(model, ranks), scores, circuit, gp.evaluate(model, circuit, ranks), [])
     found.report(tmp_path / "report.html")
     data = page_data(tmp_path / "report.html")
     assert data["inside"] is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import reference
 import torch
-from covering import BLOCKS, FAMILIES, FEW_BLOCKS, covering, families
+from covering import BLOCKS, FAMILIES, FEW_BLOCKS, covering
 from random_circuits import circuit_of, random_mask
 from small_models import prompts, tiny_model
 
@@ -83,7 +83,7 @@ def test_the_gradient_of_a_loss_is_that_of_the_patched_run(model, share, monkeyp
         assert torch.equal(found == 0, (effects == 0).all(0))
 
 
-@families(*FEW_BLOCKS)
+@pytest.mark.parametrize("model", ["gpt2", "gemma2"], indirect=True)
 def test_edges_around_a_circuit_have_the_effects_that_taking_them_in_would_have_at_first(model):
     model = model.to(dtype=torch.float64)
     mask = pruned(model.graph, random_mask(model.graph, 0.3))
@@ -97,12 +97,6 @@ def test_edges_around_a_circuit_have_the_effects_that_taking_them_in_would_have_
     scale = gradients.abs().max()
     assert torch.allclose(effects / scale, gradients[:, asked] / scale, rtol=0, atol=1e-10)
     assert gradients[:, around].abs().max() > 0.01 * scale
-    # Of other edges nothing is said, but for those of heads that the circuit hears through a norm.
-    further = model.graph.mask & ~asked
-    _, others = effects_of(model, mask, 2, further)
-    said = others != 0
-    assert model.heads_share_a_norm or not said.any()
-    assert torch.allclose(others[said] / scale, gradients[:, further][said] / scale, rtol=0, atol=1e-10)
 
 
 def mask_of(graph, edges):

@@ -11,6 +11,7 @@ from covering import FAMILIES, covering
 from random_circuits import MIXED, circuit_of, random_mask
 from small_models import prompts, tiny_model
 
+import gradpath as gp
 from gradpath.attribution.attribute import attribute
 from gradpath.errors import GradpathError, InputError, UsageError
 from gradpath.evaluation import evaluate, patched_run
@@ -50,16 +51,6 @@ def test_circuits_equal_the_reference_and_all_edges_give_the_clean_run_and_none_
         assert torch.allclose(empty.circuit_values, empty.corrupted_values, atol=1e-5)
         assert (full.faithfulness, full.error) == pytest.approx((1, 0), abs=1e-4)
         assert (empty.faithfulness, empty.error) == pytest.approx((0, 1), abs=1e-4)
-
-
-def test_clean_and_corrupted_are_the_plain_models(gpt2):
-    circuit = circuit_of(gpt2.graph, gpt2.graph.mask)
-    result = evaluate(gpt2, circuit, MIXED)
-    for prompts_, values in ((MIXED.clean, result.clean_values), (MIXED.corrupted, result.corrupted_values)):
-        for i, prompt in enumerate(prompts_):
-            logits = gpt2.logits(torch.tensor(gpt2.tokenizer.encode([prompt])))[0, -1]
-            right, wrong = MIXED.labels[i].tolist()
-            assert float(values[i]) == pytest.approx(float(logits[right] - logits[wrong]), abs=1e-4)
 
 
 def result(clean, corrupted, circuit) -> Result:
@@ -123,3 +114,74 @@ def test_metrics_labels_and_prompts_that_a_model_cannot_use_end_in_a_sentence(gp
     for verb in verbs:
         with pytest.raises(GradpathError, match=words):
             verb(gpt2, circuit, task()) if verb is evaluate else verb(gpt2, task(), "eap")
+
+
+def test_a_circuit_is_measured_with_what_it_was_found_with_unless_told(gpt2):
+    scores = attribute(gpt2, MIXED, "eap", ablation="zero")
+    circuit = select(scores, 40)
+    assert circuit.recipe.ablation == "zero"
+    own, zero, corrupted = (
+        evaluate(gpt2, circuit, MIXED, ablation=name).circuit_values for name in (None, "zero", "corrupted")
+    )
+    assert torch.equal(own, zero)
+    assert not torch.allclose(own, corrupted, atol=1e-3)
+    other = select(attribute(gpt2, MIXED, "eap"), 40)
+    with pytest.raises(UsageError, match=r"different ablations \(corrupted, zero\)"):
+        evaluate(gpt2, [circuit, other], MIXED)
+
+
+def test_selections_that_measure_do_so_with_the_ablation_of_the_scores(gpt2, monkeypatch):
+    monkeypatch.setattr("gradpath.selection.probe.START", 0.8)
+    scores = attribute(gpt2, MIXED, "eap", ablation="mean")
+    as_if = replace(scores, recipe=scores.recipe.changed(ablation="corrupted"))
+    own, other = (select(x, 25, selection="refined", model=gpt2, task=MIXED) for x in (scores, as_if))
+    assert set(own.edges) != set(other.edges)
+
+
+PATCHED = prompts([5, 7], [[2], [3, 4]])
+EDGES = ["input->a1.h0<k>", "a0.h2->m1", "m2->logits"]
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "gemma2"])
+def test_edges_are_corrupted_or_kept_as_defined(kind):
+    model = tiny_model(kind)
+    named = torch.zeros_like(model.graph.mask)
+    for edge in EDGES:
+        named[model.graph.index(edge)] = True
+    corrupted = gp.patch(model, PATCHED, edges=EDGES)
+    kept = gp.patch(model, PATCHED, edges=EDGES, keep=True)
+    without = reference.patched_metric(model, PATCHED, model.graph.mask & ~named).float()
+    alone = reference.patched_metric(model, PATCHED, named).float()
+    assert torch.allclose(corrupted.circuit_values, without, atol=1e-4)
+    assert torch.allclose(kept.circuit_values, alone, atol=1e-4)
+    assert (kept.edges_kept, corrupted.edges_kept) == (3, model.graph.n_edges - 3)
+
+
+def test_a_node_is_corrupted_with_all_that_it_writes_and_kept_with_the_edges_among_them():
+    model = tiny_model("gpt2")
+    corrupted = gp.patch(model, PATCHED, nodes=["a0.h1"])
+    every = [edge for edge in names(model) if edge.startswith("a0.h1->")]
+    assert torch.equal(corrupted.circuit_values, gp.patch(model, PATCHED, edges=every).circuit_values)
+    inside = ("input->", "a0.h1->", "m2->"), ("->a0.h1<q>", "->a0.h1<k>", "->a0.h1<v>", "->m2", "->logits")
+    among = [edge for edge in names(model) if edge.startswith(inside[0]) and edge.endswith(inside[1])]
+    kept = gp.patch(model, PATCHED, nodes=["a0.h1", "m2"], keep=True)
+    assert kept.edges_kept == len(among)
+    assert torch.equal(kept.circuit_values, gp.patch(model, PATCHED, edges=among, keep=True).circuit_values)
+
+
+def names(model):
+    return [model.graph.edge(*pair) for pair in model.graph.mask.nonzero().tolist()]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "patch needs edges or nodes: got none"),
+        ({"edges": ["a9.h0->m0"]}, "no edge 'a9.h0->m0'"),
+        ({"nodes": ["m7"]}, "no node 'm7'"),
+        ({"nodes": "m0"}, r"nodes must be a list of names: got 'm0'\. Write \['m0'\]"),
+    ],
+)
+def test_a_name_that_is_not_in_the_model_is_refused(options, message):
+    with pytest.raises(gp.GradpathError, match=message):
+        gp.patch(tiny_model("gpt2"), PATCHED, **options)

@@ -61,14 +61,3 @@ def test_measure_equals_circuits_measured_one_by_one(gpt2, how):
     assert (found.cpr, found.cmd) == pytest.approx(by_hand(values), abs=1e-4)
     assert found.cpr_interval[0] <= found.cpr <= found.cpr_interval[1]
     assert found.cmd_interval[0] <= found.cmd <= found.cmd_interval[1]
-
-
-@pytest.mark.slow
-def test_intervals_are_those_of_drawing_examples_again():
-    noise = torch.randn(9, 40, generator=torch.Generator().manual_seed(0))
-    clean, corrupted, circuits = torch.ones(40), torch.zeros(40), list(0.5 + 0.2 * noise)
-    found = mib.areas(clean, corrupted, circuits)
-    drawn = torch.randint(40, (500, 40), generator=torch.Generator().manual_seed(1))
-    again = [mib.areas(clean[x], corrupted[x], [c[x] for c in circuits]).cpr for x in drawn[:200]]
-    low, high = torch.tensor(again).quantile(torch.tensor([0.025, 0.975])).tolist()
-    assert found.cpr_interval == pytest.approx((low, high), abs=0.01)

@@ -11,6 +11,7 @@ import gradpath.explanation as explanation
 from gradpath.circuit import Circuit
 from gradpath.explanation import Inside, look_inside
 from gradpath.model.transformer import Transformer
+from gradpath.prepared import PreparedBatches
 from gradpath.sweep import Limits
 
 TASK = prompts([5, 7, 7, 6], [[2], [3, 4], [6], [1]])
@@ -21,7 +22,7 @@ def looked(request: pytest.FixtureRequest) -> tuple[Circuit, Inside]:
     model = tiny_model("gpt2")
     scores = gp.attribute(model, TASK, "eap-ig", steps=3, ablation=request.param)
     circuit = gp.select(scores, n=60, selection="top")
-    return circuit, look_inside(model, circuit, TASK, limits=Limits(batch_size=3))
+    return circuit, look_inside(PreparedBatches(model, TASK, request.param, Limits(batch_size=3)), circuit)
 
 
 def test_patterns_are_those_of_the_model_on_both_prompts(looked):
@@ -40,7 +41,7 @@ def test_patterns_are_those_of_the_model_on_both_prompts(looked):
 def test_the_circuit_of_all_edges_attends_as_the_model():
     model = tiny_model("gpt2")
     everything = gp.select(gp.attribute(model, TASK, "eap"), n=model.graph.n_edges, selection="top")
-    for pattern in look_inside(model, everything, TASK).patterns:
+    for pattern in look_inside(PreparedBatches(model, TASK), everything).patterns:
         assert int((pattern[0].int() - pattern[2].int()).abs().max()) <= 1
 
 
@@ -71,7 +72,7 @@ def test_tokens_are_those_that_a_node_raises_and_lowers_most(looked):
 def test_a_circuit_of_a_method_without_a_path_has_effects_by_eap_ig():
     model = tiny_model("gpt2")
     circuit = gp.select(gp.attribute(model, TASK, "atp-star"), n=30, selection="top")
-    effects = look_inside(model, circuit, TASK).effects.mean(0)
+    effects = look_inside(PreparedBatches(model, TASK), circuit).effects.mean(0)
     expected = gp.attribute(model, TASK, "eap-ig").values[*circuit.index.T]
     assert torch.allclose(effects, expected, atol=1e-4)
 
@@ -80,7 +81,7 @@ def test_a_circuit_of_a_method_without_a_path_has_effects_by_eap_ig():
 def test_effects_follow_the_method_that_found_the_circuit(method):
     model = tiny_model("gpt2")
     circuit = gp.select(gp.attribute(model, TASK, method), n=30, selection="top")
-    assert torch.allclose(look_inside(model, circuit, TASK).effects.mean(0), circuit.scores, atol=1e-4)
+    assert torch.allclose(look_inside(PreparedBatches(model, TASK), circuit).effects.mean(0), circuit.scores, atol=1e-4)
 
 
 def test_the_prompts_of_a_batch_are_run_once(monkeypatch):
@@ -93,6 +94,6 @@ def test_the_prompts_of_a_batch_are_run_once(monkeypatch):
 
     monkeypatch.setattr(Transformer, "run", counted)
     monkeypatch.setattr(explanation, "known_head_scores", lambda model, heads: torch.zeros(len(heads), 3))
-    look_inside(model, circuit, TASK.take([1]))
+    look_inside(PreparedBatches(model, TASK.take([1])), circuit)
     # Tokens 3 and 4 of 7 differ: the suffix on the corrupted and on the clean prompt, then the prefix.
     assert lengths == [(1, 4), (1, 4), (1, 3)]

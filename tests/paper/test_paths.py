@@ -8,7 +8,7 @@ from covering import BLOCKS, FAMILIES, covering, families
 from small_models import prompts
 
 from gradpath.attribution.attribute import attribute
-from gradpath.attribution.exact import passes
+from gradpath.attribution.patching import passes
 from gradpath.circuit import Circuit
 from gradpath.evaluation import evaluate
 from gradpath.paper.saturation import follow_gradpath, follow_line

@@ -45,12 +45,6 @@ def test_every_notebook_first_installs_what_is_missing_and_no_more(missing: tupl
     assert all(call.kwargs == {"check": True} for call in install.call_args_list)
 
 
-def test_a_notebook_outside_a_checkout_says_where_to_run_it(tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with mock.patch("importlib.util.find_spec", return_value=None), pytest.raises(SystemExit, match="in the folder"):
-        exec(compile(code_cells(NOTEBOOKS[0])[0], "cell", "exec"), {})
-
-
 @pytest.mark.slow
 @pytest.mark.smollm2
 @pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda file: file.stem)

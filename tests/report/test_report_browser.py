@@ -122,7 +122,7 @@ def test_same_edges_as_python_for_many_random_settings(visit: Visit, make: Maker
     cut, other = make.scores(6, 5, seed=1, ties=True), make.scores(4, 3, seed=3, ties=True, parallel=True)
     for scores, limit in ((plain, 20_000), (other, 20_000), (cut, 300)):
         page = visit.open(render(make.report(scores, edges=10), limit=limit))
-        for _ in range(8):
+        for _ in range(5):
             n = round(math.exp(draw.uniform(0, math.log(min(limit, scores.graph.n_edges)))))  # small ones as often
             how, prune = draw.choice(["top", "greedy", "signed"]), draw.random() < 0.75
             shown = edges_at(page, edges=n, how=how, prune=prune)
@@ -154,36 +154,28 @@ def test_slider_moves_the_count_the_drawing_and_the_point_on_the_curve(visit: Vi
 
 def test_clicking_a_node_leaves_the_drawing_as_it_is(visit: Visit, make: Maker) -> None:
     page = visit.open(make.report(make.scores(*SMOLLM2), edges=100), width=1000)
-    # The card with what a node does is as long as what it shows.
-    page.evaluate("document.getElementById('notes-card').style.minHeight = '2500px'")
-    before = page.locator("#canvas").bounding_box(), page.evaluate("gradpath.where('m0')")
+    page.evaluate("document.getElementById('notes-card').style.minHeight = '2500px'")  # as long as what it shows
+
+    def place() -> Any:  # in a window that may have scrolled
+        return {**page.locator("#canvas").bounding_box(), "y": 0}, page.evaluate("gradpath.where('m0')")
+
+    before = place()
     click_on(page, "m0")
     still(page)
     assert page.inner_text("#details-title") == "m0"
     assert page.is_visible("#notes-card")
-    page.locator("#clear").scroll_into_view_if_needed()  # all of the column can be reached
-    assert page.locator("#clear").bounding_box()["height"] > 0
-    page.evaluate("window.scrollTo(0, 0)")
-    after = page.locator("#canvas").bounding_box(), page.evaluate("gradpath.where('m0')")
-    assert {**after[0], "y": 0} == {**before[0], "y": 0}
-    assert after[1] == before[1]
+    assert place() == before
 
 
-def test_the_curve_of_few_sizes_has_its_interval_and_its_axes_have_signs(visit: Visit, make: Maker) -> None:
+def test_the_axes_of_the_curve_have_signs(visit: Visit, make: Maker) -> None:
     scores = make.scores(*SMOLLM2)
     points = [CurvePoint("top", n, n, 0.6, -0.4, 0.8, 0.4) for n in (1232, 2916)]
     report = replace(make.report(scores), runs=[MethodRun(scores, points)])
     page = visit.open(replace(report, chosen=Chosen(1232, found=False)))
     assert page.locator("#curve .tick.middle").all_text_contents() == ["1.2k", "2.9k"]
-    shares = page.locator("#curve .tick.end").all_text_contents()
-    assert shares[:3] == ["\N{MINUS SIGN}25%", "0%", "25%"]
-    assert page.evaluate("Array.from(document.querySelectorAll('#curve .tick'), (x) => x.getBBox().x)[0]") >= 0
-    assert page.locator("#curve .interval, #curve .requested").count() == 0
+    assert page.locator("#curve .tick.end").all_text_contents()[:3] == ["\N{MINUS SIGN}25%", "0%", "25%"]
     ask(page, edges=300)
     assert not page.is_visible("#requested")  # no circuit was looked for
-    page = visit.open(replace(report, runs=[MethodRun(scores, points[:1])], chosen=Chosen(1232)))
-    ends = [float(page.get_attribute("#curve .interval", name)) for name in ("y1", "y2")]
-    assert ends[0] - ends[1] > 20
 
 
 def test_methods_and_the_theme_can_be_switched_and_nothing_is_too_wide(visit: Visit, make: Maker) -> None:
@@ -224,13 +216,10 @@ def test_nodes_and_edges_can_be_reached_by_mouse_search_and_keyboard_zoomed_and_
     into = [i for i, edge in enumerate(circuit.edges) if edge.endswith("->logits")]
     told = page.inner_text("#tip span").split(" · ")
     assert float(told[0].split()[1]) == pytest.approx(float(circuit.scores[into].abs().sum()), rel=0.01)
-    assert told[1].startswith("rank ")
     assert f"reads {len(into)} edge" in told[2]
     page.hover("#details .edges button >> nth=0")
     page.wait_for_selector("#tip b:has-text('->')")
-    note = page.inner_text("#tip span").replace("\N{MINUS SIGN}", "-")
-    assert float(note.split()[1]) == pytest.approx(scores[page.inner_text("#tip b")], rel=0.01)
-    assert "rank 1 of 150" in note
+    assert "rank 1 of 150" in page.inner_text("#tip span")
     pick(page, circuit.edges[3])
     assert page.inner_text("#details .edgename") == circuit.edges[3]
     page.fill("#search", "nonsense")
@@ -254,17 +243,13 @@ def test_nodes_and_edges_can_be_reached_by_mouse_search_and_keyboard_zoomed_and_
     page.keyboard.press("Enter")
     assert page.inner_text("#details-title") == name
     assert name in page.inner_text("#said")
-    page.keyboard.press("+")
-    assert page.locator("#holder.zoomed").count() == 1
-    page.keyboard.press("0")
     page.keyboard.press("Escape")
-    assert page.locator("#holder.zoomed").count() == 0
     assert page.inner_text("#details-title") == "Strongest edges"
     before = page.evaluate("gradpath.where('input')")
-    page.click("#zoom-in")
-    page.click("#zoom-in")
+    page.keyboard.press("+")
     zoomed = page.evaluate("gradpath.where('input')")
     assert zoomed != before
+    assert page.locator("#holder.zoomed").count() == 1
     box = page.locator("#canvas").bounding_box()
     page.mouse.move(box["x"] + 300, box["y"] + 300)
     page.mouse.down()
@@ -282,10 +267,7 @@ def test_downloads_are_the_circuit_that_is_shown(visit: Visit, make: Maker, tmp_
     ask(page, edges=123, how="greedy")
     expected = select(scores, 123, selection="greedy")
     file = saved(page, "#save-json", tmp_path)
-    circuit = load_circuit(file)
-    assert circuit.edges == expected.edges
-    assert circuit.scores.tolist() == expected.scores.tolist()
-    assert circuit.record == expected.record
+    assert load_circuit(file) == expected
     expected.save(tmp_path / "python.json")
     content = json.loads((tmp_path / "python.json").read_text())
     del content["digest"]  # which the page does not compute: a circuit may be without one
@@ -295,8 +277,7 @@ def test_downloads_are_the_circuit_that_is_shown(visit: Visit, make: Maker, tmp_
     assert [row["edge"] for row in rows] == expected.edges
     assert [float(row["score"]) for row in rows] == pytest.approx(expected.scores.tolist())
     drawing = ElementTree.parse(saved(page, "#save-svg", tmp_path))
-    paths = list(drawing.iter("{http://www.w3.org/2000/svg}path"))
-    assert len(paths) == len(expected)
+    assert len(list(drawing.iter("{http://www.w3.org/2000/svg}path"))) == len(expected)
 
 
 def test_prompts_with_markup_are_shown_as_text(visit: Visit, make: Maker) -> None:
@@ -336,8 +317,6 @@ def test_circuit_selected_elsewhere_is_shown_as_found_with_its_own_points(visit:
     assert "of 120 requested" in page.inner_text("#kept-note")
     ask(page, edges=len(found) - 5)
     assert page.inner_text("#faithfulness-note") == "not measured here"
-    ask(page, how="greedy")
-    assert edges_shown(page) == select(scores, len(found) - 5, selection="greedy", prune=False).edges
 
 
 def test_nested_selection_has_a_circuit_for_every_size(visit: Visit, make: Maker, tmp_path: Path) -> None:
@@ -395,15 +374,13 @@ COUNTING = """{ const pen = CanvasRenderingContext2D.prototype, draw = pen.bezie
   window.curves = 0;"""
 
 
-@pytest.mark.parametrize("edges", [3_000, pytest.param(20_000, marks=pytest.mark.slow)])
 def test_a_page_of_many_edges_draws_few_until_it_is_told_to_and_while_the_slider_moves(
-    visit: Visit, make: Maker, edges: int
+    visit: Visit, make: Maker
 ) -> None:
     """What makes it load and answer quickly, in counts; ``make bench-page`` has the times."""
-    page = visit.open(make.report(make.scores(*SMOLLM2), edges=edges), script=COUNTING)
+    page = visit.open(make.report(make.scores(*SMOLLM2), edges=3_000), script=COUNTING)
     still(page)
     assert page.evaluate("curves") == 200
-    assert number(page, "kept") > 0.9 * edges
     assert page.evaluate("document.querySelectorAll('*').length") < 1_000
     page.click("#draw-all")
     still(page)

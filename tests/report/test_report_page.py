@@ -14,14 +14,18 @@ import numpy as np
 import pytest
 import torch
 from making import SMOLLM2, Maker
+from small_models import tiny_model
 
 from gradpath.errors import InputError
+from gradpath.evaluation import evaluate
 from gradpath.evaluation.mib import Areas
 from gradpath.graph import pruned
-from gradpath.report import CurvePoint, MethodRun, circuit_report, render
+from gradpath.prepared import PreparedBatches
+from gradpath.report import MethodRun, circuit_report, evidence, render
 from gradpath.report.page import SCRIPTS, render_comparison
 from gradpath.report.payload import LIMIT, asset, connected_from, facts_of, page_of
 from gradpath.selection import rank, select
+from gradpath.tasks.task import Task
 from gradpath.verdict.checks import FEWEST, Check
 from gradpath.verdict.effects import Effects
 
@@ -46,14 +50,9 @@ def names_in(value: Any) -> set[str]:
         return set()
     found = set[str]()
     for name, part in value.items():
-        inner = (
-            part.values()
-            if name == "orders"
-            else []
-            if name in ("recorded", "recipe", "notes", "checks", "effects")
-            else [part]
-        )
-        found = found.union({name}, *map(names_in, inner))
+        if name not in ("recorded", "recipe", "notes", "checks", "effects"):
+            found = found.union(*map(names_in, part.values() if name == "orders" else [part]))
+        found.add(name)
     return found
 
 
@@ -116,15 +115,6 @@ def test_every_script_is_in_the_page_and_in_the_list() -> None:
     assert sorted(SCRIPTS) == sorted(file.name for file in folder.glob("*.js"))
 
 
-def test_markup_in_prompts_cannot_leave_the_data(make: Maker) -> None:
-    evil = "</script><script>alert(1)</script> {{style}} {{data}}"
-    report = make.report(make.scores())
-    page = render(replace(report, title=evil, examples=[make.example(evil)], command=evil))
-    assert "<script>alert" not in page
-    assert page.count("<script") == 2
-    assert data_of(page)["command"] == evil
-
-
 def test_scores_that_are_no_numbers_are_refused(make: Maker) -> None:
     scores = make.scores()
     circuit = select(scores, 30)
@@ -133,14 +123,6 @@ def test_scores_that_are_no_numbers_are_refused(make: Maker) -> None:
         render(make.report(scores))
     with pytest.raises(InputError, match="not finite"):
         render(circuit_report(replace(circuit, scores=circuit.scores * torch.inf)))
-
-
-def test_faithfulness_that_is_no_number_is_left_out(make: Maker) -> None:
-    point = CurvePoint("top", 10, 8, float("nan"), float("nan"), float("inf"), 0.5)
-    report = replace(make.report(make.scores()), runs=[MethodRun(make.scores(), [point])])
-    curve = data_of(render(report))["runs"][0]["curve"]
-    assert curve[0]["faithfulness"] is None
-    assert curve[0]["high"] is None
 
 
 def test_facts_have_labels() -> None:
@@ -181,3 +163,22 @@ def test_the_whole_verdict_is_suggested_unless_it_is_always_refused(make: Maker)
     enough = page_of(replace(report, about={"examples measured": FEWEST}))["verdict"]
     assert enough["command"] == "gradpath test circuit.json --out verdict.html"
     assert "Not tested here: sufficiency, necessity" in enough["note"]
+
+
+def test_evidence_goes_from_the_best_kept_example_to_the_worst_with_tokens_and_answers() -> None:
+    clean = [f"5 {i} 17 {i + 1}" for i in range(2, 12)]
+    corrupted = [f"5 {i} 18 {i + 1}" for i in range(2, 12)]
+    task, model = Task(clean, corrupted, torch.tensor([[i, i + 1] for i in range(2, 12)])), tiny_model("gpt2")
+    circuit = select(Maker().scores(model.graph.n_layers, model.graph.n_heads), 20)
+    result = evaluate(model, circuit, task)
+    examples = evidence(PreparedBatches(model, task), result, 4)
+    off = [abs((each.circuit or 0.0) - each.clean) for each in examples]
+    errors = (result.circuit_values - result.clean_values).abs()
+    assert off == sorted(off)
+    assert (off[0], off[-1]) == pytest.approx((float(errors.min()), float(errors.max())))
+    for one in examples:
+        tokens = [text.strip() for text in one.clean_tokens]
+        assert [text.strip() for text in one.corrupted_tokens] == [*tokens[:2], "18", tokens[3]]
+        assert one.answer.strip() == tokens[1]
+    own = Task(clean, corrupted, list(range(10)), metric=lambda logits, _: logits[:, 3])
+    assert {each.answer for each in evidence(PreparedBatches(model, own), evaluate(model, circuit, own))} == {""}

@@ -85,7 +85,6 @@ COMMANDS = {
     "check": ["check"],
     "convert": ["convert", "SCORES", "OUT/circuit.json", "--edges", 20, "--selection", "refined"],
 }
-STUDY = "task: ioi\nselection: top\nsparsity: 0.5\nexamples: 4\nmodel: "
 
 
 @pytest.fixture(scope="module")
@@ -105,12 +104,3 @@ def test_commands_run_there(name, found, device, tmp_path):
     arguments = [paths.get(x, str(x).replace("OUT", str(tmp_path))) for x in COMMANDS[name]]
     ran = run_here(*arguments, "--model", folder, "--device", device)
     assert ran.code == 0, ran.err
-
-
-@pytest.mark.parametrize("by_option", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_study_runs_on_the_device_of_its_file_or_of_the_command(by_option, found, device, tmp_path):
-    file = tmp_path / "study.yaml"
-    file.write_text(f"{STUDY}{found[0]}\ndevice: {'nowhere' if by_option else device}\n")
-    ran = run_here("run", file, "--out", tmp_path / "out", "--json", *(["--device", device] if by_option else []))
-    assert ran.code == 0, ran.err
-    assert [model["device"] for model in ran.json["models"]] == [f"{device}:0"]

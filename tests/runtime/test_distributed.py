@@ -73,7 +73,6 @@ QUICK = ("--examples", 7, "--batch-size", 2, "--json")
 GRID = ("--sparsities", "0.5,0.2", "--selection", "top,refined")
 COMMANDS = {
     "find": ("find", "--task", "ioi", "--sparsity", 0.9, *QUICK),
-    "curve": ("curve", "--task", "sva", "--methods", "eap,eap-ig", *GRID, *QUICK),
     "all": ("reproduce", "all", "--tasks", "ioi", "--steps", "3-4", *GRID, *QUICK),
 }
 

@@ -8,27 +8,28 @@ import sys
 
 import pytest
 
-from gradpath.runtime import machine
+from gradpath import runtime, sweep
 
 
 @pytest.fixture
 def proc(tmp_path, monkeypatch):
     """A container's files, which a test writes."""
-    monkeypatch.setattr(machine, "_CGROUP", tmp_path)
+    for module in (runtime, sweep):
+        monkeypatch.setattr(module, "CGROUP", tmp_path)
     return tmp_path
 
 
 def test_free_memory_is_that_of_the_machine_or_what_a_container_leaves(proc, monkeypatch):
-    monkeypatch.setattr(machine, "_meminfo", lambda: {"MemAvailable": 10_000})
-    assert machine.free_memory() == 10_000
+    monkeypatch.setattr(sweep, "_meminfo", lambda: {"MemAvailable": 10_000})
+    assert sweep.free_memory() == 10_000
     (proc / "memory.max").write_text("max\n")
     (proc / "memory.current").write_text("500\n")
-    assert machine.free_memory() == 10_000
+    assert sweep.free_memory() == 10_000
     (proc / "memory.max").write_text("4000\n")
     (proc / "memory.stat").write_text("anon 300\ninactive_file 150\nactive_file 50\n")
-    assert machine.free_memory() == 4000 - 500 + 200
-    monkeypatch.setattr(machine, "_meminfo", dict)
-    assert machine.free_memory() == 3700
+    assert sweep.free_memory() == 4000 - 500 + 200
+    monkeypatch.setattr(sweep, "_meminfo", dict)
+    assert sweep.free_memory() == 3700
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def fresh(proc, monkeypatch):
 
 
 def test_threads_that_wait_sleep(fresh):
-    machine.set_threads()
+    runtime.set_threads()
     assert os.environ["OMP_WAIT_POLICY"] == "passive"
     assert "OMP_NUM_THREADS" not in os.environ
 
@@ -53,7 +54,7 @@ def test_threads_that_wait_sleep(fresh):
 @pytest.mark.parametrize(("quota", "threads"), [("200000", "2"), ("50000", "1"), ("max", None), ("800000", None)])
 def test_a_container_with_fewer_cores_has_fewer_threads(fresh, quota, threads):
     (fresh / "cpu.max").write_text(f"{quota} 100000\n")
-    machine.set_threads()
+    runtime.set_threads()
     assert os.environ.get("OMP_NUM_THREADS") == threads
 
 

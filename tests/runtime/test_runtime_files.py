@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -46,23 +47,14 @@ def test_an_interrupted_write_leaves_the_old_file_or_the_new_and_nothing_else(tm
     assert contents(tmp_path) == {"file.txt": "new" if behind else "old"}
 
 
-@pytest.mark.parametrize("folder_exists", [True, False])
-def test_an_interrupted_run_leaves_no_lock_file_and_no_empty_folder(tmp_path, folder_exists):
-    folder = tmp_path / "out"
-    if folder_exists:
-        folder.mkdir()
-    with pytest.raises(Interrupted), lock_folder(folder):
-        raise Interrupted
-    assert folder.exists() == folder_exists
-    assert not folder_exists or not list(folder.iterdir())
-
-
-def test_one_run_at_a_time_writes_to_a_folder(tmp_path):
-    with lock_folder(tmp_path):
-        with pytest.raises(InputError, match="by another run"), lock_folder(tmp_path):
-            pytest.fail("two runs have the lock")
-        assert (tmp_path / ".gradpath-lock").exists()
-    assert not (tmp_path / ".gradpath-lock").exists()
+def test_one_run_at_a_time_writes_to_a_folder_and_leaves_nothing_if_it_is_interrupted(tmp_path):
+    for folder in (tmp_path / "new", tmp_path):
+        with suppress(Interrupted), lock_folder(folder):
+            with pytest.raises(InputError, match="by another run"), lock_folder(folder):
+                pytest.fail("two runs have the lock")
+            assert (folder / ".gradpath-lock").exists()
+            raise Interrupted
+    assert not list(tmp_path.iterdir())
 
 
 def test_leftovers_of_a_run_that_was_killed_are_removed(tmp_path):

@@ -25,9 +25,9 @@ def sizes(monkeypatch):
     """How many circuits were evaluated together, each time."""
     counts = list[int]()
 
-    def counting(model, circuits, *rest, **options):
+    def counting(prepared, circuits):
         counts.append(len(circuits))
-        return evaluate_many(model, circuits, *rest, **options)
+        return evaluate_many(prepared, circuits)
 
     monkeypatch.setattr(bench_module, "evaluate_many", counting)
     return counts
@@ -40,11 +40,11 @@ def circuit_cells(folder: Path) -> dict[str, int]:
 def test_a_kill_keeps_the_groups_that_are_finished(tiny, tmp_path, monkeypatch):
     bench, left = Bench(tiny, STUDY, Store(tmp_path)), [4]
 
-    def dying(model, circuits, *rest, **options):
+    def dying(prepared, circuits):
         if not left:
             raise KeyboardInterrupt
         assert len(circuits) == left.pop()
-        return evaluate_many(model, circuits, *rest, **options)
+        return evaluate_many(prepared, circuits)
 
     monkeypatch.setattr(bench_module, "TOGETHER", 4)
     monkeypatch.setattr(bench_module, "evaluate_many", dying)

@@ -49,45 +49,39 @@ Split = Callable[[Pairs], list[Tensor]]
 BatchScores = list[tuple[Tensor, Passes]]  # after each number of points
 
 
-def score_batch(
-    model: Transformer,
-    metric: Metric,
+def runs_for(
     method: Method,
     options: Options,
+    model: Transformer,
     batch: Pairs,
-    *,
+    metric: Metric,
     ablation: Ablation | None = None,
-    stops: frozenset[int] = frozenset(),
     at_once: int = RUN_AT_ONCE,
-    split: Split | None = None,
     gram: LogitGram | None = None,
-    runs: BatchRuns | None = None,
+) -> BatchRuns:
+    """The runs of a batch as a method needs them: with its rules, and of the whole prompt if it moves all of it."""
+    if isinstance(method, Path):
+        model = replace(model, rules=method.rules)
+    return BatchRuns(model, batch.to(model.device), metric, method.whole(options), ablation, at_once, gram=gram)
+
+
+def score_batch(
+    runs: BatchRuns,
+    method: Method,
+    options: Options,
+    *,
+    stops: frozenset[int] = frozenset(),
+    split: Split | None = None,
 ) -> BatchScores:
     """The scores of one batch, summed over its examples: the equation above without the mean over examples.
 
-    Args:
-        model: The model.
-        metric: The metric L.
-        method: The method, most often a path.
-        options: All options of the method.
-        batch: The examples.
-        ablation: What replaces x'_u; by default the write on the corrupted prompt.
-        stops: Numbers of points after which the scores so far are returned, too.
-        at_once: The largest number of points of a stack that are run together.
-        split: Splits the rows of the batch into groups that are scored separately.
-        gram: The Gram matrix of the model's unembedding, to share it between batches.
-        runs: The batch's clean and corrupted runs, if they are there already.
-
-    Returns:
-        The scores, (source, target) or (group, source, target), and the passes made, after each stop and after all
-        points.
+    They are (source, target), or (group, source, target) where ``split`` splits the rows of the batch into groups;
+    after each number of points in ``stops`` and after all points.
     """
-    if isinstance(method, Path):
-        model = replace(model, rules=method.rules)
+    model, batch = runs.model, runs.batch
     with torch.enable_grad():
-        # 1. Run the clean and the corrupted prompt: x_u - x'_u, the difference of what every node u writes.
-        if runs is None:
-            runs = BatchRuns(model, batch.to(model.device), metric, method.whole(options), ablation, at_once, gram=gram)
+        # 1. ``runs`` runs the clean and the corrupted prompt when it is first asked for x_u - x'_u, the difference of
+        #    what every node u writes.
         if not isinstance(method, Path):
             return [(method.function(runs, **options).detach().cpu(), runs.passes)]
         groups = None if split is None else [rows.to(model.device) for rows in split(batch)]
@@ -167,45 +161,24 @@ def attribute(
         warn(f"the method {method!r} has no steps: steps={steps} is ignored.")
     elif steps is not None:
         options["steps"] = steps
-    complete = chosen.options(options)
+    complete, limits = chosen.options(options), Limits(batch_size, memory)
     with own_settings(model), bars(progress):
-        return attribute_at_steps(
-            model,
-            task,
-            chosen,
-            complete,
-            per_example=per_example,
-            limits=Limits(batch_size, memory),
-            ablation=ablation,
-            mean_over=mean_over,
-        )[-1]
+        prepared = PreparedBatches(model, task, ablation, limits, mean_over=mean_over)
+        return attribute_at_steps(prepared, chosen, complete, per_example=per_example)[-1]
 
 
 def attribute_at_steps(
-    model: Transformer,
-    task: Task,
-    method: Method,
-    options: Options,
-    *,
-    stops: Sequence[int] = (),
-    per_example: bool = False,
-    limits: Limits = Limits(),
-    ablation: str = CORRUPTED,
-    mean_over: Task | None = None,
-    prepared: PreparedBatches | None = None,
+    prepared: PreparedBatches, method: Method, options: Options, *, stops: Sequence[int] = (), per_example: bool = False
 ) -> list[Scores]:
     """The scores after each number of points in ``stops``, and after all points, from one run of the path.
 
-    ``options`` are all of the method's. ``prepared`` are the task's examples, if they are prepared already, with their
-    ablation and limits. The other arguments are those of ``attribute``.
+    ``options`` are all of the method's.
     """
-    if prepared is None:
-        prepared = PreparedBatches(model, task, ablation, limits, mean_over=mean_over)
-    pairs, ablation_writes, limits = prepared.pairs, prepared.ablation, prepared.limits
+    model, task, pairs = prepared.model, prepared.task, prepared.pairs
     method.check_metric(task.metric, options)
     method.check(model, pairs, options)
     points, whole = method.points(options), method.whole(options)
-    batches, at_once = limits.attribution(model, pairs, points=points, whole=whole)
+    batches, at_once = prepared.limits.attribution(model, pairs, points=points, whole=whole)
     split: Split | None = None
     if per_example and isinstance(method, Path):
         split = rows_of_examples
@@ -219,18 +192,8 @@ def attribute_at_steps(
     examples = torch.zeros((len(pairs), *shape), dtype=torch.float32, device="cpu") if per_example else None
 
     def score(batch: Pairs) -> BatchScores:
-        results = score_batch(
-            model,
-            task.metric,
-            method,
-            options,
-            batch,
-            ablation=ablation_writes,
-            stops=frozenset(stops),
-            at_once=at_once,
-            split=split,
-            gram=gram,
-        )
+        runs = runs_for(method, options, model, batch, task.metric, prepared.ablation, at_once, gram)
+        results = score_batch(runs, method, options, stops=frozenset(stops), split=split)
         if examples is None:
             return results
         [(scores, made)] = results

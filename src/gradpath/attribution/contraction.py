@@ -153,16 +153,9 @@ class NodeReads:
 
 
 def contract(model: Transformer, writes: Writes, reads: Reads, groups: Sequence[Tensor] | None = None) -> Tensor:
-    """Writes times reads, summed over rows, for every source and target.
+    """Writes times reads, summed over rows, for every source and target: (source, target).
 
-    Args:
-        model: The model.
-        writes: The differences of what the nodes write.
-        reads: The gradients at the targets.
-        groups: Indices of rows to sum separately; by default one sum over all rows.
-
-    Returns:
-        The products, (source, target), or (group, source, target) with ``groups``.
+    With ``groups``, indices of rows that are summed separately, (group, source, target).
     """
     assert reads.logits is not None, "a path has to be run before it is contracted"
     if groups is not None:

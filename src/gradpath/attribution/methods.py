@@ -93,7 +93,7 @@ class Method(NamedFunction):
 
 
 METHODS = Registry[Method](
-    "method", [__name__, *(f"gradpath.attribution.{module}" for module in ("exact", "atp_star", "activations"))]
+    "method", [__name__, *(f"gradpath.attribution.{module}" for module in ("patching", "activations"))]
 )
 
 

@@ -23,8 +23,7 @@ import click
 
 from gradpath._version import __version__
 from gradpath.errors import GradpathError, GradpathWarning, UsageError, printable, unknown
-from gradpath.runtime import distributed
-from gradpath.runtime.machine import set_threads
+from gradpath.runtime import distributed, set_threads
 from gradpath.runtime.progress import bars, write_line
 
 # Each command with its file and what it does.

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from gradpath.explanation import Explanation
     from gradpath.explanation.roles import Role
     from gradpath.model.transformer import Transformer
-    from gradpath.report.figure import Attention
     from gradpath.sweep import Limits
     from gradpath.tasks import Task
 
@@ -331,40 +330,22 @@ def _cells(role: Role) -> tuple[str, ...]:
 @circuit_argument
 @click.option("--out", type=opt.FILE, metavar="FILE", help="The file to write.  [CIRCUIT.html]")
 @click.option("--edges", type=opt.COUNT, help="Draw only the first N edges of the file.")
-@click.option(
-    "--attention",
-    multiple=True,
-    metavar="HEAD",
-    help="Add the attention pattern of a head on one example to the figure; may be repeated. Loads the model.",
-)
 @opt.plugin_option
-def show_command(circuit_file: str | Path, out: Path | None, edges: int | None, attention: tuple[str, ...]) -> None:
+def show_command(circuit_file: str | Path, out: Path | None, edges: int | None) -> None:
     """Draw a saved circuit, with its notes: .html (interactive), .svg, .png, .pdf, .dot or .graphml, by the suffix.
 
     \b
     gradpath show out/ioi/circuit.json
     gradpath show out/ioi/circuit.json --out figure.svg
-    gradpath show out/ioi/circuit.json --edges 50 --attention a23.h0 --out figure.pdf
+    gradpath show out/ioi/circuit.json --edges 50 --out figure.pdf
     """
     from gradpath.circuit import is_hub_address
     from gradpath.report import show
 
     local = Path(Path(circuit_file).name if is_hub_address(circuit_file) else circuit_file)
     target = out or local.with_suffix(".html")
-    patterns = _patterns(circuit_file, attention) if attention else None
-    show(circuit_file, target, edges=edges, attention=patterns)
+    show(circuit_file, target, edges=edges)
     click.echo(target)
-
-
-def _patterns(circuit_file: str | Path, heads: tuple[str, ...]) -> Attention:
-    """The attention of these heads on the first held-out example of the circuit's task."""
-    from gradpath.model.inspection import token_text
-    from gradpath.model.tokenizer import prompt_ids
-
-    saved = open_circuit(circuit_file, {"examples": 1, "device": None})
-    model, prompt = saved.model, saved.task.clean[:1]
-    tokens = [token_text(model, token) for token in prompt_ids(prompt, model.tokenizer)[0]]
-    return {head: (model.attention(prompt, head)[0], tokens) for head in heads}
 
 
 @click.command(name="compare")

@@ -95,35 +95,24 @@ def evaluate(
         The result, or a list of results for a list of circuits.
     """
     circuits, limits = list(circuit) if isinstance(circuit, Sequence) else [circuit], Limits(batch_size, memory)
-    results = evaluate_many(model, circuits, task, limits, progress=progress, ablation=ablation, mean_over=mean_over)
+    check_type("the model", model, Transformer)
+    for one in circuits:
+        check_type("the circuit", one, Circuit)
+    check_type("the task", task, Task)
+    with bars(progress):
+        ablation = ablation or common_ablation(circuits)
+        prepared = PreparedBatches(model, task, ablation, limits, mean_over=mean_over, room=0)
+        results = evaluate_many(prepared, circuits)
     return results[0] if isinstance(circuit, Circuit) else results
 
 
-def evaluate_many(
-    model: Transformer,
-    circuits: Sequence[Circuit],
-    task: Task,
-    limits: Limits = Limits(),
-    *,
-    progress: bool = False,
-    ablation: str | None = None,
-    mean_over: Task | None = None,
-    prepared: PreparedBatches | None = None,
-) -> list[Result]:
-    """As ``evaluate``, which documents the arguments, for several circuits and with ``Limits``.
-
-    ``prepared`` are the task's examples, if they are prepared already, with their ablation and limits.
-    """
-    check_type("the model", model, Transformer)
+def evaluate_many(prepared: PreparedBatches, circuits: Sequence[Circuit]) -> list[Result]:
+    """The result of each circuit on examples that are prepared with their ablation and limits."""
+    model, task = prepared.model, prepared.task
     for circuit in circuits:
-        check_type("the circuit", circuit, Circuit)
         check_same_graph(model, circuit)
-    check_type("the task", task, Task)
     bar = "measuring the circuit" if len(circuits) == 1 else f"measuring {len(circuits)} circuits"
-    with own_settings(model), bars(progress):
-        if prepared is None:
-            ablation = ablation or common_ablation(circuits)
-            prepared = PreparedBatches(model, task, ablation, limits, mean_over=mean_over, room=0)
+    with own_settings(model):
         clean, corrupted, *patched = metric_values(prepared, circuits, bar)
     check_behaviour(task, clean, corrupted)
     clean_texts, corrupted_texts = (_texts(side, model.tokenizer) for side in (task.clean, task.corrupted))

@@ -77,14 +77,8 @@ def loss_gradient(
 ) -> tuple[Tensor, Tensor]:
     """The metric in the circuit (batch,), and the gradient of a loss by the weights of some edges (edge,).
 
-    As ``edge_effects``, of all examples together: the products over positions are over examples as well.
-
-    Args:
-        prepared: The batch.
-        plan: The circuit.
-        metric: The metric.
-        edges: The edges, as in ``edge_effects``.
-        loss: The loss of the batch, from the metric of its examples.
+    As ``edge_effects``, of all examples together: the products over positions are over examples as well. ``loss`` is
+    that of the batch, from the metric of its examples.
     """
     run = _TracedRun(prepared, plan, edges)
     value, gradient = _forward(run, metric, loss)

@@ -64,14 +64,10 @@ SMALL = 0.01
 def sum_groups(
     nodes: Tensor, members: Tensor, begins: Tensor, weights: Tensor | None = None, at: Rows = slice(None)
 ) -> Tensor:
-    """The sum of each group of nodes, (row, group, d_model).
+    """The sum of each group of nodes, (row, group, d_model), of what the nodes have at each row, (node, row, d_model).
 
-    Args:
-        nodes: What the nodes have at each row, (node, row, d_model).
-        members: The nodes of the first group, then those of the second, and so on.
-        begins: Where each group begins among the members.
-        weights: What each member is multiplied by; by default 1.
-        at: The rows at which to sum; by default all.
+    ``members`` are the nodes of the first group, then those of the second, and so on; ``begins`` is where each group
+    begins among them. ``weights`` multiply the members, and ``at`` are the rows at which to sum; by default all.
     """
     # Row by row: what all nodes have there stays in the processor's cache, for all groups.
     row = torch.arange(nodes.shape[1], device=nodes.device)[at, None]
@@ -109,11 +105,8 @@ class SparseReads:
     def read(self, base: Tensor, deltas: Tensor, *, at: Rows = slice(None), out: Tensor | None = None) -> Tensor:
         """What the targets read: the corrupted input and what the kept edges bring, (target, row, d_model).
 
-        Args:
-            base: The corrupted input at the rows of ``at``, (row, d_model).
-            deltas: The differences that the live sources write, (source, row, d_model).
-            at: Some of the rows; by default all.
-            out: Where to put the result, on the device of ``base``.
+        ``base`` is the corrupted input at the rows of ``at``, (row, d_model), and ``deltas`` are the differences that
+        the live sources write, (source, row, d_model). ``out`` is where to put the result.
         """
         n_targets = len(self.targets)
         out = base.new_empty(n_targets, *base.shape) if out is None else out
@@ -164,14 +157,8 @@ class Plan:
 def plan_of(model: Transformer, circuit: Circuit, weights: Float[Tensor, "source target"] | None = None) -> Plan:
     """The nodes that write to a circuit, and what they read.
 
-    Args:
-        model: The model.
-        circuit: The circuit.
-        weights: How much of each edge is in the circuit, above 0 and up to 1; by default all of it. An edge of weight w
-            brings w times the difference, so it carries w x_u + (1 - w) x'_u.
-
-    Returns:
-        The plan.
+    ``weights`` are how much of each edge is in the circuit, above 0 and up to 1; by default all of it. An edge of
+    weight w brings w times the difference, so it carries w x_u + (1 - w) x'_u.
     """
     graph, mask = circuit.graph, circuit.mask
     live = mask.any(1)
@@ -212,15 +199,9 @@ def check_same_graph(model: Transformer, circuit: Circuit) -> None:
 
 
 def mlp_rows(prepared: Prepared, plan: Plan, edges: Bool[Tensor, "source target"]) -> list[Rows | None]:
-    """For each layer the rows at which its MLP has to be run.
+    """For each layer the rows at which its MLP has to be run, or None where it need not be run.
 
-    Args:
-        prepared: The batch.
-        plan: The circuit.
-        edges: Its edges, and those outside of it whose effects are requested.
-
-    Returns:
-        The rows, or None where the MLP need not be run.
+    ``edges`` are those of the circuit, and those outside of it whose effects are requested.
     """
     small = int(edges.sum()) <= SMALL * prepared.model.graph.n_edges
     if not small or prepared.input.device.type != "cpu":
@@ -311,17 +292,10 @@ def final_reads(prepared: Prepared, plans: Sequence[Plan]) -> list[Tensor]:
 
 
 def run_nodes(prepared: Prepared, plans: Sequence[Plan], watch: Watch | None = None) -> list[Tensor]:
-    """For each circuit what its live nodes write, minus what they write in the corrupted run.
+    """For each circuit what its live nodes write, minus what they write in the corrupted run, (source, row, d_model).
 
-    MLPs are run where their writes can differ and are read (``mlp_rows``), those of a layer in one product.
-
-    Args:
-        prepared: The batch.
-        plans: The circuits.
-        watch: Sees the attention of every layer that is run; other layers attend as in the corrupted run.
-
-    Returns:
-        The differences, (source, row, d_model).
+    MLPs are run where their writes can differ and are read (``mlp_rows``), those of a layer in one product. ``watch``
+    sees the attention of every layer that is run; other layers attend as in the corrupted run.
     """
     model, runs = prepared.model, [input_only(prepared, plan) for plan in plans]
     rows = [mlp_rows(prepared, plan, plan.edges) for plan in plans]

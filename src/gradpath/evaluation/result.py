@@ -169,11 +169,7 @@ class Result(Shown):
         return result_table(self)
 
     def save(self, file: str | Path) -> None:
-        """Write JSON with one example per line, atomically.
-
-        Args:
-            file: The file to write.
-        """
+        """Write JSON with one example per line, atomically."""
         head = {
             "gradpath_result": FORMAT,
             **record(self.recipe, self.facts),

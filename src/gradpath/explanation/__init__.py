@@ -13,13 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from gradpath import defaults
-from gradpath.ablation import ablation_of, all_positions
-from gradpath.attribution.attribute import rows_of_examples, score_batch
+from gradpath.attribution.attribute import rows_of_examples, runs_for, score_batch
 from gradpath.attribution.batch import BatchRuns
 from gradpath.attribution.methods import Options, Path, find_method, recorded_method
 from gradpath.circuit import Circuit
@@ -31,18 +29,19 @@ from gradpath.explanation.measure import (
     answers_of,
     check_explainable,
     measure,
+    most_changed,
     names_of_answers,
     token_logits,
 )
 from gradpath.explanation.roles import Role, known_head_scores, roles_of
-from gradpath.formats.edges import optional
 from gradpath.model.inspection import token_text
-from gradpath.model.transformer import Transformer, at_least_float32
+from gradpath.model.transformer import Transformer
+from gradpath.prepared import PreparedBatches
 from gradpath.recipe import Recipe
 from gradpath.runtime import distributed
 from gradpath.runtime.progress import bars
 from gradpath.sweep import Limits, own_settings
-from gradpath.tasks.task import Task, encode
+from gradpath.tasks.task import Task
 
 
 @dataclass(frozen=True, repr=False)
@@ -96,29 +95,6 @@ class Explanation:
         names = ("model", "task", "examples", "clean", "corrupted", "parts", "answers")
         return {**{name: getattr(self, name) for name in names}, "nodes": [role.to_json() for role in self.roles]}
 
-    def to_pandas(self) -> Any:
-        """The roles as a pandas DataFrame, one row per node.
-
-        Returns:
-            The table. Its columns ``attends X`` are attention weights from the last token on the clean prompts.
-        """
-        pandas = optional("pandas", "a table of pandas")
-        return pandas.DataFrame([_row(role) for role in self.roles])
-
-
-def _row(role: Role) -> dict[str, Any]:
-    row: dict[str, Any] = {"node": role.node, "effect": role.effect, "direct_effect": role.direct_effect}
-    row |= {} if role.frequency is None else {"frequency": role.frequency}
-    for at in ("q", "k", "v", "mlp", "logits"):
-        row[f"reads {at}"] = ", ".join(f"{read.source} {read.share:.0%}" for read in role.reads.get(at, ())) or None
-    if role.attends:
-        row |= {f"attends {part}": weight for part, weight in role.attends[0].weights["clean"].items()}
-    if role.writes is not None:
-        row |= {"right answer": role.writes.right, "wrong answer": role.writes.wrong}
-        row["promotes"] = [token for token, _ in role.writes.promotes]
-        row["suppresses"] = [token for token, _ in role.writes.suppresses]
-    return {**row, **role.scores, "sentence": role.sentence, **role.notes}
-
 
 def explain(
     model: Transformer,
@@ -148,13 +124,13 @@ def explain(
     """
     check_explainable(model, circuit)
     limits = Limits(batch_size, memory)
-    with own_settings(model), bars(progress):
-        writes = ablation_of(ablation or circuit.ablation, model, mean_over or task, limits)
-        measured = measure(model, circuit, task, limits=limits, ablation=writes)
-    return _explanation(model, circuit, task, measured)
+    with bars(progress):
+        prepared = PreparedBatches(model, task, ablation or circuit.ablation, limits, mean_over=mean_over)
+        return _explanation(prepared, circuit, measure(prepared, circuit))
 
 
-def _explanation(model: Transformer, circuit: Circuit, task: Task, measured: Measured) -> Explanation:
+def _explanation(prepared: PreparedBatches, circuit: Circuit, measured: Measured) -> Explanation:
+    model, task = prepared.model, prepared.task
     head_scores, answers = known_head_scores(model, measured.heads), names_of_answers(task)
     return Explanation(
         roles=tuple(roles_of(model, circuit, measured, head_scores, answers)),
@@ -169,7 +145,6 @@ def _explanation(model: Transformer, circuit: Circuit, task: Task, measured: Mea
 
 
 _TOKENS = 4  # raised, and as many lowered, for each node
-_UNEMBEDDED = 128  # node outputs at once: reading the unembedding takes longer than multiplying a few with it
 
 
 @dataclass(frozen=True)
@@ -190,27 +165,22 @@ class Inside:
     effects: Float[Tensor, "example edge"]  # in the circuit's order
 
 
-def look_inside(
-    model: Transformer, circuit: Circuit, task: Task, *, limits: Limits = Limits(), mean_over: Task | None = None
-) -> Inside:
-    """Describe what a circuit does on every example of a task, which should have few.
-
-    ``mean_over`` is the task whose clean prompts means are taken over, if the circuit's ablation uses means.
-    """
+def look_inside(prepared: PreparedBatches, circuit: Circuit) -> Inside:
+    """Describe what a circuit does on every one of some examples, which should be few."""
+    model, task, pairs = prepared.model, prepared.task, prepared.encoded
     check_explainable(model, circuit)
     with distributed.alone(), own_settings(model):
-        pairs = encode(task, model.tokenizer)
         answers, n = answers_of(task, pairs), len(task)
         shape = n, sum(node != "logits" for node in circuit.nodes)
         attention: list[Tensor] = [torch.empty(0)] * n
-        tokens = torch.zeros(*shape, 2 * _TOKENS, dtype=torch.long, device="cpu")
-        logits = torch.zeros(*shape, 2 * _TOKENS, device="cpu")
+        n_tokens = 2 * min(_TOKENS, len(model.unembedding) // 2)
+        tokens = torch.zeros(*shape, n_tokens, dtype=torch.long, device="cpu")
+        logits = torch.zeros(*shape, n_tokens, device="cpu")
         sides = torch.zeros(*shape, 2, device="cpu")
 
         method, options = _method(circuit.recipe)
-        ablation = ablation_of(circuit.ablation, model, mean_over or task, limits)
-        pairs, points, whole = all_positions(pairs, ablation), method.points(options), method.whole(options)
-        batches, at_once = limits.attribution(model, pairs, points=points, whole=whole)
+        points, whole = method.points(options), method.whole(options)
+        batches, at_once = prepared.limits.attribution(model, prepared.pairs, points=points, whole=whole)
         effects = torch.zeros(n, len(circuit), device="cpu")
 
         def inspect(work: BatchWork) -> None:
@@ -218,7 +188,7 @@ def look_inside(
             for row, example in enumerate(batch.index.tolist()):
                 weights = [x[:, row] for x in work.whole_patterns]  # by layer (run, head, query, key)
                 attention[example] = _triangle(weights, int(batch.last[row]) + 1)
-            tokens[batch.index], logits[batch.index] = _most_changed(model, work.writes)
+            tokens[batch.index], logits[batch.index] = most_changed(model, work.writes, _TOKENS)
             if answers is not None:
                 ids = answers[batch.index].to(model.device)
                 added = token_logits(model, work.writes, ids).sum(-1) / (ids >= 0).sum(-1).clamp(min=1)[:, None]
@@ -226,11 +196,11 @@ def look_inside(
             runs.at_once = at_once
             effects[batch.index] = _edge_effects(runs, circuit, method, options)
 
-        measured = measure(model, circuit, task, ablation=ablation, batches=batches, inspect=inspect)
+        measured = measure(prepared, circuit, batches=batches, inspect=inspect)
         return Inside(
             circuit=circuit,
             texts={token: token_text(model, token) for token in sorted(set(tokens.flatten().tolist()))},
-            explanation=_explanation(model, circuit, task, measured),
+            explanation=_explanation(prepared, circuit, measured),
             sources=measured.sources,
             heads=measured.heads,
             patterns=attention,
@@ -249,39 +219,14 @@ def _triangle(weights: list[Float[Tensor, "run head query key"]], length: int) -
     return (255 * torch.cat(weights, 1)[:, :, query, key]).round().clamp(0, 255).to("cpu", torch.uint8)
 
 
-@torch.no_grad()
-def _most_changed(model: Transformer, writes: Float[Tensor, "batch source d_model"]) -> tuple[Tensor, Tensor]:
-    """The tokens that each node raises and then those that it lowers most, and by how much, (batch, source, token)."""
-    unembedding = at_least_float32(model.unembedding)
-    centre, k = unembedding.mean(0), min(_TOKENS, len(unembedding) // 2)
-    ids, values = [], []
-    # A few nodes at a time: all logits at once would not fit.
-    for x in torch.split(writes, max(1, _UNEMBEDDED // len(writes)), 1):
-        logits = (x.reshape(-1, x.shape[-1]) @ unembedding.T).view(*x.shape[:2], -1)
-        mean = (x @ centre)[..., None]
-        up, down = logits.topk(k), logits.topk(k, largest=False)
-        pad = (0, 2 * (_TOKENS - k))
-        ids.append(F.pad(torch.cat([up.indices, down.indices], -1), pad))
-        values.append(F.pad(torch.cat([up.values, down.values], -1) - mean, pad))
-    return torch.cat(ids, 1).cpu(), torch.cat(values, 1).float().cpu()
-
-
 def _edge_effects(runs: BatchRuns, circuit: Circuit, method: Path, options: Options) -> Float[Tensor, "example edge"]:
     """The score of each edge of the circuit on each example of a batch."""
     model, (source, target) = runs.model, circuit.index.T
     # A method that moves only the suffix and does not change the backward pass can use the same runs.
     reusable = not method.whole(options) and method.rules == model.rules
-    [(scores, _)] = score_batch(
-        model,
-        runs.metric,
-        method,
-        options,
-        runs.batch,
-        ablation=runs.ablation,
-        at_once=runs.at_once,
-        split=rows_of_examples,
-        runs=runs if reusable else None,
-    )
+    if not reusable:
+        runs = runs_for(method, options, model, runs.batch, runs.metric, runs.ablation, runs.at_once)
+    [(scores, _)] = score_batch(runs, method, options, split=rows_of_examples)
     return scores[:, source, target].float()
 
 

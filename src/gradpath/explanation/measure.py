@@ -37,7 +37,7 @@ import torch.nn.functional as F  # noqa: N812
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gradpath.ablation import Ablation, all_positions
+from gradpath.ablation import Ablation
 from gradpath.attribution.batch import BatchRuns
 from gradpath.attribution.contraction import NodeReads
 from gradpath.circuit import Circuit
@@ -46,15 +46,16 @@ from gradpath.evaluation.patched_run import Plan, check_same_graph, plan_of, run
 from gradpath.model.inspection import output_of, patterns
 from gradpath.model.tokenizer import Tokenizer
 from gradpath.model.transformer import Past, PositionInfo, Run, Transformer, at_least_float32
-from gradpath.prepared import Prepared
+from gradpath.prepared import Prepared, PreparedBatches
 from gradpath.runtime import distributed
-from gradpath.sweep import Limits, own_settings, sweep
+from gradpath.sweep import own_settings, sweep
 from gradpath.tasks.builtin import TASKS
 from gradpath.tasks.metrics import METRICS
-from gradpath.tasks.task import Pairs, Spans, Task, encode
+from gradpath.tasks.task import Pairs, Spans, Task
 
 RUNS = ("clean", "corrupted", "circuit")
 _TOGETHER = 8  # nodes whose direct effect is computed at once
+_UNEMBEDDED = 128  # node outputs at once: reading the unembedding takes longer than multiplying a few with it
 FIRST, AFTER, END, REST = "first token", "after ", "end", "rest"
 UNNAMED = ("before", "between", REST)
 SIDES = ("right answer", "wrong answer")
@@ -257,26 +258,23 @@ def check_explainable(model: Transformer, circuit: Circuit) -> None:
 
 
 def measure(
-    model: Transformer,
+    prepared: PreparedBatches,
     circuit: Circuit,
-    task: Task,
     *,
-    limits: Limits = Limits(),
-    ablation: Ablation | None = None,
     batches: list[Pairs] | None = None,
     inspect: Callable[[BatchWork], None] | None = None,
 ) -> Measured:
-    """Measure what every node of a circuit does on every example of a task.
+    """Measure what every node of a circuit does on every example.
 
     Batches have as many examples as fit into memory, unless they are given. ``inspect`` is called with each of them
     when it is measured.
     """
-    pairs, graph = encode(task, model.tokenizer), model.graph
-    parts, answers = parts_of(task, pairs, model.tokenizer), answers_of(task, pairs)
+    model, task, pairs, ablation = prepared.model, prepared.task, prepared.pairs, prepared.ablation
+    graph, answers = model.graph, answers_of(task, pairs)
+    parts = parts_of(task, prepared.encoded, model.tokenizer)
     sources = [graph.source(node) for node in circuit.nodes if node != "logits"]
     heads = [source for source in sources if graph.place_of_source(source)[1] < graph.n_heads]
     plan = plan_of(model, circuit)
-    pairs = all_positions(pairs, ablation)
 
     def measure_batch(batch: Pairs) -> tuple[Tensor, dict[str, Tensor]]:
         work = _run_batch(model, task, batch, plan, sources, ablation)
@@ -301,7 +299,7 @@ def measure(
         return circuit.mask.numpy().tobytes(), ablation is None
 
     with own_settings(model):
-        batches, bar = batches or limits.batches(model, pairs), "measuring what each node does"
+        batches, bar = batches or prepared.limits.batches(model, pairs), "measuring what each node does"
         for rows, new in sweep(model, task, pairs, batches, measure_batch, doing="explaining", same=same, bar=bar):
             for name, x in new.items():
                 if name == "mean_write":  # a sum over examples
@@ -402,3 +400,23 @@ def token_logits(
     unembedding = at_least_float32(model.unembedding)
     rows = unembedding[tokens.clamp(min=0)] - unembedding.mean(0)
     return torch.einsum("bsd,bkad->bska", writes, rows) * (tokens >= 0)[:, None]
+
+
+@torch.no_grad()
+def most_changed(
+    model: Transformer, writes: Float[Tensor, "batch source d_model"], n: int
+) -> tuple[Int[Tensor, "batch source token"], Float[Tensor, "batch source token"]]:
+    """The n tokens that each node raises and then the n that it lowers most, and what it adds to their logits.
+
+    Logits are relative to the mean over all tokens. Of a very small vocabulary, there are fewer tokens.
+    """
+    unembedding = at_least_float32(model.unembedding)
+    centre, n = unembedding.mean(0), min(n, len(unembedding) // 2)
+    ids, values = [], []
+    # A few nodes at a time: all logits at once would not fit.
+    for x in torch.split(writes, max(1, _UNEMBEDDED // len(writes)), 1):
+        logits = (x.reshape(-1, x.shape[-1]) @ unembedding.T).view(*x.shape[:2], -1)
+        up, down = logits.topk(n), logits.topk(n, largest=False)
+        ids.append(torch.cat([up.indices, down.indices], -1))
+        values.append(torch.cat([up.values, down.values], -1) - (x @ centre)[..., None])
+    return torch.cat(ids, 1).cpu(), torch.cat(values, 1).float().cpu()

@@ -21,10 +21,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gradpath.circuit import Circuit
-from gradpath.explanation.measure import AFTER, END, FIRST, RUNS, UNNAMED, Measured
+from gradpath.explanation.measure import AFTER, END, FIRST, RUNS, UNNAMED, Measured, most_changed
 from gradpath.graph import kind, node_of
 from gradpath.model.inspection import patterns, token_text
-from gradpath.model.transformer import Transformer, at_least_float32
+from gradpath.model.transformer import Transformer
 
 SCORES = ("previous_token", "duplicate_token", "induction")
 _PROMPTS, _LENGTH = 8, 24
@@ -182,33 +182,18 @@ def _attends(measured: Measured, column: int, effects: Float[Tensor, " part"]) -
 
 
 def _writes(model: Transformer, measured: Measured) -> list[Writes]:
-    """What each node adds to the logits of the answers, and of the tokens that change most among the others."""
-    n, unembedding = len(measured.clean), at_least_float32(model.unembedding)
-    mean_write = measured.mean_write.to(unembedding)
-    centre = mean_write @ unembedding.mean(0)
+    """What each node adds to the logits of the answers, and of the tokens that it raises and lowers most."""
     right_wrong = [(None, None)] * len(measured.sources)
     if measured.answers is not None and measured.answer_logits is not None:
         count = (measured.answers >= 0).sum(-1).clamp(min=1)  # (example, side)
         right_wrong = (measured.answer_logits.sum(-1) / count[:, None]).mean(0).tolist()  # (source, side)
+    [ids], [logits] = most_changed(model, measured.mean_write[None].to(model.device), _TOKENS)
     rows = []
     for row in range(len(measured.sources)):
-        logits = (mean_write[row] @ unembedding.T - centre[row]).cpu()  # (vocab,)
-        usable = torch.ones_like(logits, dtype=torch.bool)
-        if measured.answers is not None and measured.answer_logits is not None:
-            # An answer counts among the other tokens only where it is not an answer.
-            is_token = measured.answers >= 0
-            token, added = measured.answers[is_token], measured.answer_logits[:, row][is_token].to(logits)
-            total = torch.zeros_like(logits).index_add_(0, token, added)
-            count = torch.zeros_like(logits).index_add_(0, token, torch.ones_like(added))
-            usable = count < n
-            logits = (n * logits - total) / (n - count).clamp(min=1)
-        k = min(_TOKENS, int(usable.sum()))
-        up = logits.masked_fill(~usable, -torch.inf).topk(k)
-        down = (-logits).masked_fill(~usable, -torch.inf).topk(k)
-        promotes, suppresses = (
-            [(token_text(model, i), float(logits[i])) for i in best.indices.tolist()] for best in (up, down)
-        )
-        rows.append(Writes(*right_wrong[row], promotes, suppresses))
+        tokens = [token_text(model, token) for token in ids[row].tolist()]
+        changed = list(zip(tokens, logits[row].tolist(), strict=True))
+        half = len(changed) // 2
+        rows.append(Writes(*right_wrong[row], changed[:half], changed[half:]))
     return rows
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from gradpath.attribution.attribute import attribute_at_steps
 from gradpath.attribution.methods import find_method, find_path
 from gradpath.model.transformer import Transformer
+from gradpath.prepared import PreparedBatches
 from gradpath.recipe import Recipe
 from gradpath.report.style import INK, method_title, task_title, tiled
 from gradpath.scores import Scores
@@ -48,7 +49,7 @@ def attribute_nested(
     assert is_nested(recipe)
     *stops, longest = sorted(set(steps))
     path, options = find_path(recipe.method), method_options(recipe.changed(steps=longest))
-    scores = attribute_at_steps(model, task, path, options, stops=stops, limits=limits)
+    scores = attribute_at_steps(PreparedBatches(model, task, limits=limits), path, options, stops=stops)
     return dict(zip([*stops, longest], scores, strict=True))
 
 

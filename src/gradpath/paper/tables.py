@@ -16,6 +16,7 @@ from typing import Any
 from gradpath.circuit import Circuit
 from gradpath.evaluation import evaluate_many
 from gradpath.evaluation.result import mean_and_interval
+from gradpath.prepared import PreparedBatches
 from gradpath.report.style import task_title
 from gradpath.study import method_label
 from gradpath.study.bench import Bench, Row
@@ -47,7 +48,8 @@ def _baseline_row(bench: Bench, name: str) -> Row:
     task = bench.task(recipe, "test")
 
     def compute() -> Mapping[str, Any]:
-        [result] = evaluate_many(bench.model, [Circuit.from_edges(bench.model.graph, ())], task, bench.study.limits)
+        prepared = PreparedBatches(bench.model, task, limits=bench.study.limits)
+        [result] = evaluate_many(prepared, [Circuit.from_edges(bench.model.graph, ())])
         clean, corrupted = result.clean_values, result.corrupted_values
         values = zip(SIDES, (clean, corrupted, clean - corrupted), strict=True)
         return {side: mean_and_interval(value) for side, value in values}

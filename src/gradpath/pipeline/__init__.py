@@ -144,7 +144,7 @@ def run_find(
     if recipe.steps is not None and "steps" not in options:
         warn(f"the method {recipe.method!r} has no steps: steps={recipe.steps} is ignored.")
     with own_settings(model):
-        *_, scores = attribute_at_steps(model, attributed, method, options, prepared=prepared)
+        *_, scores = attribute_at_steps(prepared, method, options)
     assert scores.recipe is not None
     if recipe.clean is None:  # else it is all that there is
         scores = replace(scores, recipe=scores.recipe.changed(split=recipe.split))
@@ -178,16 +178,14 @@ def _measured(
         except Exception as problem:  # it must not cost the scores and the circuit
             warn(f"random circuits could not be measured ({reason(problem)}): the report has none.")
     return Found(
-        held_out.model,
         attributed,
-        held_out.task,
+        held_out,
         scores,
         circuit,
         result,
         curve=results[: len(others)],
         order=order,
         top=results[len(others) :],
-        limits=held_out.limits,
         few=by_chance[0] if by_chance else None,
         random=by_chance[1:],
     )
@@ -211,8 +209,7 @@ def _results(examples: PreparedBatches, circuits: Sequence[Circuit]) -> list[Res
     # The largest circuit of refined is that of top, for example.
     keys = [(circuit.requested, circuit) for circuit in circuits]
     different = dict(zip(keys, circuits, strict=True))
-    model, task, limits = examples.model, examples.task, examples.limits
-    results = evaluate_many(model, list(different.values()), task, limits, prepared=examples)
+    results = evaluate_many(examples, list(different.values()))
     by_key = dict(zip(different, results, strict=True))
     return [by_key[key] for key in keys]
 

@@ -19,6 +19,7 @@ from gradpath.evaluation.result import Result, interval_text
 from gradpath.explanation import Inside, look_inside
 from gradpath.model.transformer import Transformer
 from gradpath.pipeline.examples import notices
+from gradpath.prepared import PreparedBatches
 from gradpath.recipe import Recipe
 from gradpath.report.data import (
     CHANCE,
@@ -39,7 +40,6 @@ from gradpath.report.payload import sentences
 from gradpath.runtime.files import write_together
 from gradpath.scores import Scores
 from gradpath.selection import Order
-from gradpath.sweep import Limits
 from gradpath.tasks.load import WARNING
 from gradpath.tasks.task import Task
 from gradpath.verdict import Verdict
@@ -49,24 +49,33 @@ from gradpath.verdict import Verdict
 class Found:
     """Everything that one ``find`` computed.
 
+    ``held_out`` are the examples that it was measured on, as they were prepared for the model.
     ``order[:n]`` is the circuit of the first n edges; there is no order if nodes were selected. ``curve`` has the
     results of circuits of other sizes, ``top`` those of the ranking ``top``, and ``random`` those of random circuits:
     19 of the circuit's size, and 3 of each of three other sizes. These run on a few examples; ``few`` is the result of
     the circuit on them.
     """
 
-    model: Transformer
     attributed: Task
-    measured: Task
+    held_out: PreparedBatches
     scores: Scores
     circuit: Circuit
     result: Result
     curve: list[Result]
     order: Order | None = None
     top: list[Result] = field(default_factory=list)
-    limits: Limits = Limits()
     few: Result | None = None
     random: list[Result] = field(default_factory=list)
+
+    @property
+    def model(self) -> Transformer:
+        """The model."""
+        return self.held_out.model
+
+    @property
+    def measured(self) -> Task:
+        """The examples that the circuit was measured on."""
+        return self.held_out.task
 
     def __repr__(self) -> str:
         return f"<Found: {self.circuit!r}, {self.result!r}>"
@@ -160,7 +169,7 @@ class Found:
             task=task,
             runs=[replace(run, curve=points)],
             chosen=chosen,
-            examples=evidence(self.measured, self.result, self.model.tokenizer),
+            examples=evidence(self.held_out, self.result),
             inside=self._inside(),
             checks={} if verdict is None else verdict.checks,
             summary=self.summary,
@@ -194,9 +203,8 @@ class Found:
 
     def _inside(self) -> Inside | str:
         """What the circuit does on the examples that the report shows, or why that cannot be computed."""
-        shown = self.measured.take(spread_examples(self.result, SHOWN))
         try:
-            return look_inside(self.model, self.circuit, shown, limits=self.limits, mean_over=self.attributed)
+            return look_inside(self.held_out.take(spread_examples(self.result, SHOWN)), self.circuit)
         except (InputError, UsageError) as problem:
             return str(problem)  # a metric without a gradient: the report has all else
 

@@ -12,11 +12,11 @@ from gradpath.evaluation.result import Result
 from gradpath.explanation import Inside
 from gradpath.graph import Graph
 from gradpath.model.tokenizer import Tokenizer
+from gradpath.prepared import PreparedBatches
 from gradpath.recipe import Recipe
 from gradpath.scores import Scores
 from gradpath.selection.ranking import Sample
 from gradpath.tasks.metrics import logit_difference, probability_difference
-from gradpath.tasks.task import Task, encode
 from gradpath.verdict import Verdict
 from gradpath.verdict.checks import Check
 from gradpath.verdict.effects import Effects
@@ -164,19 +164,9 @@ def spread_examples(result: Result, n: int) -> list[int]:
     return examples
 
 
-def evidence(task: Task, result: Result, tokenizer: Tokenizer | None, n: int = SHOWN) -> tuple[Example, ...]:
-    """Pick examples to show, evenly from the one that the circuit preserves best to the worst.
-
-    Args:
-        task: The examples that the circuit was evaluated on.
-        result: What ``evaluate`` gave.
-        tokenizer: The model's tokenizer; without one, tokens are shown as numbers.
-        n: The number of examples.
-
-    Returns:
-        The examples, in order of the circuit's distance from the model.
-    """
-    pairs = encode(task, tokenizer)
+def evidence(prepared: PreparedBatches, result: Result, n: int = SHOWN) -> tuple[Example, ...]:
+    """Pick n examples to show, evenly from the one that the circuit preserves best to the worst."""
+    task, pairs, tokenizer = prepared.task, prepared.encoded, prepared.model.tokenizer
     has_answers = task.metric in (logit_difference, probability_difference)
 
     def example(i: int) -> Example:

@@ -1,4 +1,6 @@
-"""The figure of a circuit: its nodes alone, in rows by their depth, with the names and groups of its notes.
+"""Pictures with matplotlib: the figure of a circuit, and plots of scores and results.
+
+A circuit is drawn as its nodes alone, in rows by their depth, with the names and groups of its notes:
 
 1. Fold: a group of the notes becomes one box, and edges between the same two boxes that feed the same of q, k, v, MLP
    or logits are summed. The ``MOST`` strongest edges are drawn.
@@ -17,14 +19,16 @@ from itertools import cycle, pairwise
 from math import sqrt
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+import torch
 
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError
+from gradpath.evaluation.result import Result
 from gradpath.formats.edges import EDGE_COLOURS, KINDS, column
 from gradpath.graph import kind, node_of
 from gradpath.report.data import READABLE
-from gradpath.report.style import INK, MUTED, PAPER, canvas
+from gradpath.report.style import BLUE, GREY, INK, MUTED, PAPER, canvas, styled
+from gradpath.scores import Scores
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,10 +44,8 @@ _ROW, _BEND, _MOST_ROW = 0.3, 0.007, 0.55  # inches between rows: at least, for 
 _LETTER, _LINE = 0.062, 0.125  # inches: the width of a letter and the height of a line
 _PER_LINE = 4  # nodes of a group in a line
 _SWEEPS = 40
-_INSET = 1.55  # inches: the side of an attention pattern
 _LEGEND = 3.2, 0.55  # inches: the width and the height of the legend
 _TITLE = 0.55  # inches
-Attention = Mapping[str, tuple[Tensor, Sequence[str]]]  # of a head: weights (pos, pos), and the tokens
 
 
 @dataclass(frozen=True)
@@ -70,28 +72,15 @@ Edges = dict[tuple[str, str, str], float]  # (box, box, what it feeds) -> score
 Item = str | tuple[str, str, int]  # of a row: the name of a box, or the lane of an edge from one box to another
 
 
-def circuit_figure(circuit: Circuit, attention: Attention | None = None, title: str = "") -> Figure:
-    """Draw a circuit.
-
-    Args:
-        circuit: The circuit, with its notes.
-        attention: Patterns to draw on the right: for each head its weights (pos, pos) and the tokens.
-        title: Lines above the drawing.
-
-    Returns:
-        The figure. ``style.save_as`` writes it.
-    """
-    plan, patterns, above = layout(*fold(circuit)), attention or {}, _TITLE if title else 0.0
-    width, height = plan.size[0], max(plan.size[1], len(patterns) * (_INSET + 0.75))
-    full_width, full_height = width + (_INSET + 0.75 if patterns else 0.0), height + above
-    figure, axes = canvas((full_width, full_height), (width / full_width, height / full_height))
-    draw_on(axes, plan, height)
+def circuit_figure(circuit: Circuit, title: str = "") -> Figure:
+    """Draw a circuit with its notes, and a title above it; ``style.save_as`` writes the figure."""
+    plan = layout(*fold(circuit))
+    width, height = plan.size
+    full_height = height + (_TITLE if title else 0.0)
+    figure, axes = canvas((width, full_height), (1.0, height / full_height))
+    draw_on(axes, plan)
     if title:
         figure.suptitle(title, fontsize=9.5, color=INK, y=1 - 0.12 / full_height)
-    for row, (node, (weights, tokens)) in enumerate(patterns.items()):
-        note = circuit.notes.get(node, {})
-        name = note.get("name") or note.get("group")
-        _draw_inset(figure, f"{node} ({name})" if name else node, weights, tokens, row)
     return figure
 
 
@@ -258,13 +247,13 @@ def _spread(row: list[Item], wish: Mapping[Item, float], boxes: Mapping[str, Box
         x[name] = (a + b) / 2
 
 
-def draw_on(axes: Axes, plan: Layout, height: float | None = None) -> None:
-    """Draw on matplotlib axes, with a legend below; ``height`` is that of the axes in inches, if it is another."""
-    (width, own_height), top = plan.size, plan.bands[-1][1] + 0.3
+def draw_on(axes: Axes, plan: Layout) -> None:
+    """Draw on matplotlib axes, with a legend below."""
+    (width, height), top = plan.size, plan.bands[-1][1] + 0.3
     left = min(0.0, (plan.right - _LEGEND[0]) / 2)
     axes.set_axis_off()
     axes.set_xlim(left, width + left)
-    axes.set_ylim(top - (height or own_height), top)
+    axes.set_ylim(top - height, top)
     _draw_edges(axes, plan)
     _draw_boxes(axes, plan)
     _draw_legend(axes)
@@ -315,17 +304,74 @@ def _draw_legend(axes: Axes) -> None:
     axes.legend(handles=by_column, loc="lower center", ncols=4, **style)
 
 
-def _draw_inset(figure: Figure, title: str, weights: Tensor, tokens: Sequence[str], row: int) -> None:
-    """An attention pattern on the right: a row for each token that attends."""
-    width, height = figure.get_size_inches()
-    side, top = _INSET, height - (row + 1) * (_INSET + 0.75) + 0.25
-    axes = figure.add_axes(((width - side - 0.12) / width, top / height, side / width, side / height))
-    axes.imshow(weights.detach().float().cpu().numpy(), cmap="Blues", vmin=0, vmax=1)
-    names = [token.strip() or "_" for token in tokens]
-    size = min(6.0, 62 * side / max(len(names), 1) * 0.75)
-    axes.set_yticks(range(len(names)), names, fontsize=size)
-    axes.set_xticks(range(len(names)), names, fontsize=size, rotation=90)
-    axes.xaxis.tick_top()
-    axes.tick_params(length=0, pad=1.5, colors=MUTED)
-    axes.spines[:].set_visible(False)
-    axes.set_xlabel(title, fontsize=7, color=INK)
+def plot_result(result: Result, ax: Axes | None = None) -> Axes:
+    """Plot the metric of every example in the corrupted run, in the circuit and in the model, with the means."""
+    ax = _axes(ax, (5.6, 3.4))
+    runs = [
+        ("corrupted", result.corrupted_values, GREY),
+        ("circuit", result.circuit_values, BLUE),
+        ("model", result.clean_values, INK),
+    ]
+    columns = torch.stack([values.cpu() for _, values, _ in runs])
+    ax.plot(range(3), columns.numpy(), color=GREY, alpha=0.25, linewidth=0.7, zorder=1)
+    for at, (_, values, colour) in enumerate(runs):
+        ax.scatter([at] * len(values), values.tolist(), s=12, color=colour, alpha=0.55, linewidths=0, zorder=2)
+        mean = float(values.mean())
+        ax.plot([at - 0.18, at + 0.18], [mean, mean], color=colour, linewidth=2.5, zorder=3)
+        ax.annotate(f"{mean:.2f}", (at + 0.21, mean), color=colour, va="center", fontsize=9)
+    ax.set_xticks(range(3), [name for name, _, _ in runs])
+    ax.set_xlim(-0.5, 2.6)
+    ax.set_ylabel("metric")
+    ends = "" if result.interval is None else " ({:.0%} to {:.0%})".format(*result.interval)
+    title = f"{result.faithfulness:.0%} of the behaviour{ends}, error {result.error:.2f}"
+    ax.set_title(f"{title}, {result.edges_kept:,} edges", fontsize=10, loc="left")
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.tick_params(colors=MUTED)
+    return ax
+
+
+def plot_scores(scores: Scores, ax: Axes | None = None) -> Axes:
+    """Plot the sum of |score| over the outgoing edges of each node, layers by heads and MLP."""
+    from matplotlib.colors import PowerNorm
+
+    values, graph = scores.values.detach().cpu().float(), scores.graph
+    if not values.isfinite().all():
+        raise InputError("scores that are not finite numbers cannot be plotted. Attribute again.")
+    ax = _axes(ax, (0.32 * graph.n_heads + 2.4, 0.2 * graph.n_layers + 1.4))
+    weight = graph.sources_by_layer(values.abs().sum(1))  # (layer, head and MLP)
+    # Colours by the square root, because a few strong cells would leave the others white.
+    norm = PowerNorm(0.5, vmin=0, vmax=float(weight.max()))
+    image = ax.imshow(weight.numpy(), origin="lower", aspect="auto", cmap="Blues", norm=norm)
+    ax.set_xticks(range(graph.n_heads + 1), [*map(str, range(graph.n_heads)), "MLP"], fontsize=8)
+    ax.set_xlabel("head")
+    ax.set_ylabel("layer")
+    ax.set_title(
+        f"{scores.recipe.method if scores.recipe else 'scores'}: total |score| by node", fontsize=10, loc="left"
+    )
+    figure = ax.get_figure()
+    assert figure is not None
+    with styled():
+        bar = figure.colorbar(image, ax=ax, fraction=0.05, pad=0.03)
+    bar.set_label("summed |score| of outgoing edges", fontsize=8)
+    return ax
+
+
+def plot_circuit(circuit: Circuit, ax: Axes | None = None) -> Axes:
+    """Plot a circuit as it is drawn for papers."""
+    plan = layout(*fold(circuit))
+    ax = _axes(ax, plan.size)
+    draw_on(ax, plan)
+    return ax
+
+
+def _axes(ax: Axes | None, size: tuple[float, float]) -> Axes:
+    if ax is not None:
+        return ax
+    import matplotlib.pyplot as plt
+
+    # The first figure loads the backend. That of notebooks then switches on what shows figures, which has to last.
+    figure = plt.figure(figsize=size, layout="constrained")
+    with styled():
+        ax = figure.add_subplot()
+    ax.grid(visible=False)
+    return ax

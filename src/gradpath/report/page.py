@@ -28,7 +28,7 @@ from gradpath.errors import InputError, UsageError
 from gradpath.formats.edges import dot, graphml
 from gradpath.graph import pruned
 from gradpath.report.data import SAVED, Chosen, MethodRun, Report, circuit_report
-from gradpath.report.figure import Attention, circuit_figure
+from gradpath.report.figure import circuit_figure
 from gradpath.report.payload import LIMIT, asset, facts_of_both, packed, page_of, plain, ranks_and_scores
 from gradpath.report.style import save_as
 from gradpath.runtime.files import write_atomically
@@ -66,17 +66,11 @@ def write(report: Report, file: str | Path) -> None:
     write_atomically(Path(file), render(report))
 
 
-def show(
-    circuit_file: str | Path, out_file: str | Path, *, edges: int | None = None, attention: Attention | None = None
-) -> None:
+def show(circuit_file: str | Path, out_file: str | Path, *, edges: int | None = None) -> None:
     """Write a saved circuit as a page, a drawing or a graph.
 
-    Args:
-        circuit_file: A ``circuit.json``.
-        out_file: The file to write; its suffix is .html, .svg, .png, .pdf, .dot or .graphml.
-        edges: The number of edges to draw, the first of the file. Of these, edges on no path from ``input`` to
-            ``logits`` are left out.
-        attention: Attention patterns to draw on the right of a figure (``figure.circuit_figure``).
+    The suffix of ``out_file`` is .html, .svg, .png, .pdf, .dot or .graphml. With ``edges``, only so many are drawn, the
+    first of the file; of these, edges on no path from ``input`` to ``logits`` are left out.
     """
     out = Path(out_file)
     suffix, suffixes = out.suffix.lower(), (".html", *FIGURES, *GRAPHS)
@@ -91,7 +85,7 @@ def show(
     if suffix == ".html":
         write(circuit_report(circuit), out)
     elif suffix in FIGURES:
-        save_as(circuit_figure(circuit, attention), out, dpi=220)
+        save_as(circuit_figure(circuit), out, dpi=220)
     else:
         write_atomically(out, GRAPHS[suffix](circuit))
 

@@ -157,12 +157,7 @@ def _share_failure(problem: Exception | None) -> None:
 
 
 def check_same(what: str, *content: Any) -> None:
-    """Refuse shared work if the ranks were given different content.
-
-    Args:
-        what: What is compared, for the error message.
-        content: Plain values, or objects, of which only the type is compared.
-    """
+    """Refuse shared work if the ranks were given different content: plain values, or objects by their type alone."""
     if world() == 1:
         return
 

@@ -29,9 +29,7 @@ _SEAL = "digest"
 def write_atomically(file: Path, content: str | bytes) -> None:
     """Write a draft next to ``file`` and rename it, so that no reader ever sees half a file. A link is followed.
 
-    Args:
-        file: The file to write; its folder is created if necessary.
-        content: Text, written as UTF-8, or bytes.
+    Text is written as UTF-8. The folder of the file is created if necessary.
     """
     # A name or a prompt may contain surrogates, which UTF-8 cannot encode: they are written as escapes.
     data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
@@ -82,9 +80,8 @@ def readable(name: str) -> str:
 def sealed(content: Mapping[str, Any], *blobs: Any) -> dict[str, Any]:
     """The content of a file with a digest, by which ``check_seal`` sees whether it was changed since.
 
-    Args:
-        content: Values that JSON can represent. Their digest is the same after they were saved and read.
-        blobs: Bytes that are stored elsewhere in the file, or arrays of them.
+    The content consists of values that JSON can represent; its digest is the same after they were saved and read.
+    ``blobs`` are bytes that are stored elsewhere in the file, or arrays of them.
     """
     plain = json.loads(json.dumps(content))  # all keys are texts now, so that they can be sorted
     digest = sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode())
@@ -108,12 +105,9 @@ def read_json(
 ) -> Value:
     """What is parsed of a JSON file that people may have edited; every problem becomes one sentence.
 
-    Args:
-        file: The file.
-        parse: Makes it of the content, which may be anything.
-        what: What it is, such as "a circuit".
-        origin: Which file to give, such as "a circuit.json that gradpath find wrote".
-        shown: The address of the file, if it is another.
+    ``parse`` gets the content, which may be anything. The sentence says ``what`` it is, such as "a circuit", and which
+    file to give instead (``origin``), such as "a circuit.json that gradpath find wrote". ``shown`` is the address of
+    the file, if it is another.
     """
     name = shown or file
     try:
@@ -129,13 +123,9 @@ def read_json(
 
 
 def write_rows(file: Path, head: Mapping[str, Any], name: str, rows: Sequence[Any]) -> None:
-    """Write a JSON object that people can read, atomically: first its head, then a list with one row per line.
+    """Write a JSON object that people can read, atomically: its head, then a list by this name with one row per line.
 
-    Args:
-        file: The file to write.
-        head: All values of the object but the list. A seal of the whole object is added.
-        name: The name of the list.
-        rows: The list.
+    A seal of the whole object is added.
     """
     whole = sealed({**head, name: rows})
     text = json.dumps({key: value for key, value in whole.items() if key != name}, indent=1).removesuffix("\n}")
@@ -145,15 +135,10 @@ def write_rows(file: Path, head: Mapping[str, Any], name: str, rows: Sequence[An
 
 @contextmanager
 def write_together(folder: Path, *, instead_of: Sequence[str] = ()) -> Iterator[Path]:
-    """Write several files that belong together: all of them change, or none.
+    """Write several files that belong together, to the draft folder that is yielded: all of them change, or none.
 
-    Args:
-        folder: Where the files go; created if necessary.
-        instead_of: Names of files of earlier runs that are removed unless they are written again.
-
-    Returns:
-        A draft folder to write to. Its files move to ``folder`` at the end, unless there was an error; then a
-        ``folder`` that did not exist before is removed, too.
+    Its files move to ``folder`` at the end, unless there was an error; then a ``folder`` that did not exist before is
+    removed, too. ``instead_of`` are names of files of earlier runs that are removed unless they are written again.
     """
     draft, is_new = folder / f".{secrets.token_hex(8)}{PART}", not folder.exists()
     try:
@@ -188,13 +173,10 @@ def _move_all(draft: Path, folder: Path) -> None:
 
 @contextmanager
 def lock_folder(folder: Path | None) -> Iterator[None]:
-    """Within the block, refuse other runs that want to write to this folder.
+    """Within the block, refuse other runs that want to write to this folder, which is created if necessary.
 
     The lock belongs to the process (of several, to the first), so it ends with the process, however that ends.
-    A folder that did not exist before and is still empty afterwards is removed.
-
-    Args:
-        folder: The folder, created if necessary; None locks nothing.
+    A folder that did not exist before and is still empty afterwards is removed. None locks nothing.
     """
     if folder is None:
         yield

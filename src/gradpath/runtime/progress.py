@@ -30,15 +30,10 @@ def bars(shown: bool = True) -> Iterator[None]:
 
 
 def progress_bar(what: str, total: int | None = None, *, unit: str = "batch") -> Any:
-    """A bar of tqdm, to be used as a context manager: call its ``update`` after every batch.
+    """A bar of tqdm, to be used as a context manager: call its ``update`` after every batch, or other ``unit``.
 
-    Args:
-        what: What is done, in a few words; without it no bar is shown.
-        total: The number of batches, if it is known.
-        unit: What is counted, if not batches.
-
-    Returns:
-        The bar. It shows nothing unless ``bars`` has switched bars on, and on other ranks than the first.
+    It shows nothing without ``what``, a few words on what is done; unless ``bars`` has switched bars on; and on other
+    ranks than the first.
     """
     from tqdm.asyncio import tqdm_asyncio  # type: ignore[import-untyped]
     from tqdm.auto import tqdm  # type: ignore[import-untyped]

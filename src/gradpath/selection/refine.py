@@ -49,11 +49,11 @@ from torch import Tensor
 
 from gradpath.graph import Graph, pruned
 from gradpath.runtime import distributed
-from gradpath.runtime.machine import return_memory
 from gradpath.runtime.progress import progress_bar
 from gradpath.scores import Scores
 from gradpath.selection.probe import CircuitProbe, start_size
 from gradpath.selection.ranking import Context, Edges, Order, Sample, consensus, selection, top
+from gradpath.sweep import return_memory
 
 RUNG = 0.6  # the share of a rung's edges that are left at its lower end
 SHARED, FORK = 0.005, 100  # down to this share of all edges, or so many if that is more, there is a single descent

@@ -237,7 +237,7 @@ class Bench:
         options, ablation = method_options(recipe), recipe.ablation
 
         def score() -> list[Scores]:
-            return attribute_at_steps(self.model, train, method, options, limits=limits, ablation=ablation)
+            return attribute_at_steps(PreparedBatches(self.model, train, ablation, limits), method, options)
 
         with own_settings(self.model):
             [scores], seconds = timed(score)
@@ -333,14 +333,9 @@ class Bench:
 
     def _evaluate(self, recipe: Recipe, ready: list[tuple[Key, Circuit]], bar: Any) -> None:
         """Measure circuits, store their cells and forget them."""
-        results = evaluate_many(
-            self.model,
-            [circuit for _, circuit in ready],
-            self.task(recipe, "test"),
-            self.study.limits,
-            ablation=recipe.ablation,
-            mean_over=self.task(recipe, "train"),
-        )
+        train, test = (self.task(recipe, split) for split in ("train", "test"))
+        prepared = PreparedBatches(self.model, test, recipe.ablation, self.study.limits, mean_over=train, room=0)
+        results = evaluate_many(prepared, [circuit for _, circuit in ready])
         for (key, _), result in zip(ready, results, strict=True):
             self.store.keep_cell(key, cell_of(result))
         bar.update(len(ready))

@@ -143,13 +143,16 @@ class CircuitUnderTest:
         graph, recipe = self.circuit.graph, Recipe(ablation=self.circuit.ablation)
         circuits = [Circuit.of_mask(graph, mask, recipe) for mask in masks]
         examples = self.task if task is None else task
-        return evaluate_many(self.model, circuits, examples, self.limits, mean_over=self.mean_over)
+        mean_over, ablation = self.mean_over, self.circuit.ablation
+        return evaluate_many(
+            PreparedBatches(self.model, examples, ablation, self.limits, mean_over=mean_over, room=0), circuits
+        )
 
     def measure_without(self, edges: Sequence[int]) -> list[Result]:
         """Evaluate the circuit without each of these edges, given as rows of ``circuit.index``."""
         masks = []
         for edge in edges:
-            mask = self.circuit.mask
+            mask = self.circuit.mask.clone()
             mask[tuple(self.circuit.index[edge])] = False
             masks.append(mask)
         return self.measure(masks)
@@ -349,9 +352,7 @@ def scores_again(tested: CircuitUnderTest, examples: PreparedBatches, *, per_exa
     """The scores of the circuit's method on these examples."""
     method, options = recorded_method(tested.circuit.recipe or Recipe())
     with own_settings(tested.model):
-        *_, scores = attribute_at_steps(
-            tested.model, examples.task, method, options, prepared=examples, per_example=per_example
-        )
+        *_, scores = attribute_at_steps(examples, method, options, per_example=per_example)
     return scores
 
 
