@@ -87,6 +87,7 @@ def load_task(
     """
     if name is None and data is None:
         raise UsageError("a task needs a name or data: got neither. Give --task NAME or --data FILE.")
+    _tokenizer(model)  # of a model, and not of a task's name in its place
     recipe = Recipe(task=name, seed=seed, examples=None if n == "auto" else n, first_token=first_token or None)
     task = draw_task(model, recipe, split, data=data, metric=metric, every=n is None)
     for note in task.facts["notes"]:
