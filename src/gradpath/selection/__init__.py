@@ -27,12 +27,10 @@ from gradpath.selection.ranking import (
     Context,
     NeedsModelError,
     Order,
-    check_edges_or_nodes,
     checked,
     circuit_of,
     edge_count,
     find_selection,
-    given_size,
     selection,
     top,
 )
@@ -88,25 +86,20 @@ def select(
         The circuit. Its ``recipe`` records how it was selected.
     """
     check_type("the first argument", scores, Scores)
-    size = given_size(n=n, sparsity=sparsity, nodes=nodes)
-    check_edges_or_nodes(selection, nodes)
+    sizes = {"n": n, "sparsity": sparsity, "nodes": nodes}
+    if len(given := [f"`{name}`" for name, size in sizes.items() if size is not None]) > 1:
+        raise UsageError(f"{' and '.join(given)} each set the size of the circuit: give one of them.")
     if nodes is not None:
+        if selection is not None:
+            raise UsageError("`selection` selects edges and `nodes` selects nodes: give one of them.")
         return select_nodes(scores, nodes, prune=prune)
     if not selection:
-        measurable = model is not None and task is not None
-        selection = defaults.SELECTION if measurable else defaults.RANKING
-    n = None if size is None else edge_count(scores.n_edges, n, sparsity)
+        selection = defaults.RANKING if model is None or task is None else defaults.SELECTION
+    requested = [edge_count(scores.n_edges, n, sparsity)] if given else []
     limits = Limits(batch_size, memory)
-    sizes = () if n is None else (n,)
-    order = rank(scores, selection, model, task, sizes=sizes, limits=limits, resamples=resamples)
-    return order.circuit(_size(order) if n is None else n, prune=prune)
-
-
-def _size(order: Order) -> int:
-    """The number of edges that the selection decided on."""
-    if order.size is None:
-        raise UsageError("the circuit needs a size: give either a number of edges or a sparsity.")
-    return order.size
+    order = rank(scores, selection, model, task, sizes=requested, limits=limits, resamples=resamples)
+    size = order.size if not requested else requested[0]
+    return order.circuit(edge_count(scores.n_edges, None, None) if size is None else size, prune=prune)
 
 
 def rank(

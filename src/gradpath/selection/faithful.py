@@ -85,11 +85,11 @@ def _distances(examples: PreparedBatches, order: Order, sizes: Sequence[int]) ->
     values = torch.zeros(2 + len(sizes), len(examples.task), device="cpu")  # clean, corrupted, and each circuit
     with own_settings(examples.model):
         for out, batches in _by_left_out(examples, order):
-            samples = [order.samples[i] for i in out]
-            judged = order if not samples else replace(order, edges=_with_tail(consensus(samples), order))
-            rows = torch.cat([batch.index.cpu() for batch in batches]) if batches else slice(None)
-            circuits = [judged.circuit(n) for n in sizes]
-            values[:, rows] = metric_values(examples, circuits, batches=batches)[:, rows]
+            judged = order
+            if out:  # the edges that none of the samples has come last
+                edges = consensus([order.samples[i] for i in out])
+                judged = replace(order, edges=torch.cat([edges, order.edges[len(edges) :]]))
+            values += metric_values(examples, [judged.circuit(n) for n in sizes], batches=batches)
     return distributed.on_first_rank(lambda: _distances_from_one(examples, values))
 
 
@@ -104,11 +104,6 @@ def _distances_from_one(examples: PreparedBatches, values: Tensor) -> list[float
             error = float((x - clean - off * behaviour).std() / behaviour.mean().abs()) / len(x) ** 0.5
         distances.append(max(0.0, abs(off) - ONE_SIDED * error))
     return distances
-
-
-def _with_tail(edges: Tensor, order: Order) -> Tensor:
-    """The edges, then those of the order that none of the samples has."""
-    return torch.cat([edges, order.edges[len(edges) :]])
 
 
 def _by_left_out(examples: PreparedBatches, order: Order) -> list[tuple[tuple[int, ...], list[Pairs] | None]]:

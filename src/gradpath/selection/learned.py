@@ -40,7 +40,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -161,14 +161,6 @@ def gradient_by_values(
     return slope * (by_weights - (slope * by_weights).sum() / slope.sum().clamp_min(torch.finfo(slope.dtype).tiny))
 
 
-class _Deviation(NamedTuple):
-    """How far the metric of a circuit is from the model's."""
-
-    mean: float
-    error: float  # the mean of the absolute deviations
-    chance: float  # the standard error of the mean
-
-
 @dataclass(frozen=True)
 class _Learner:
     """Learns the scores of some edges, and orders the edges by them."""
@@ -211,20 +203,17 @@ class _Learner:
         plan = self._plan(self.edges[alive], weights[alive])
         examples = self._examples(step)
 
-        def loss(deviations: Tensor) -> Tensor:  # the metric that is judged by kl is a gain
+        def loss(deviations: Tensor) -> Tensor:  # with ``kl``, the metric is minus the divergence
             return deviations.square().sum() / 2 if self.match else -deviations.sum()
 
         parts = [self.probe.gradient_on(pairs, plan, self.edges, loss) for pairs in examples]
         return torch.stack(parts).sum(0) / sum(map(len, examples))
 
     def _plan(self, edges: Edges, weights: Tensor | None = None) -> Plan:
-        graph = self.probe.scores.graph
-        matrix = None
         if weights is not None:
-            matrix = torch.zeros(graph.n_pairs, dtype=weights.dtype, device="cpu")
-            matrix[edges] = weights
-            matrix = matrix.view(graph.n_sources, -1)
-        return plan_of(self.probe.model, circuit_of(self.probe.scores, edges, prune=False), matrix)
+            matrix = torch.zeros_like(self.probe.scores.values, dtype=weights.dtype)
+            weights = matrix.put_(edges, weights)
+        return plan_of(self.probe.model, circuit_of(self.probe.scores, edges, prune=False), weights)
 
     @cached_property
     def _split(self) -> tuple[list[Pairs], list[Pairs]]:
@@ -234,7 +223,7 @@ class _Learner:
         def cut(begin: int, end: int, most: int) -> list[Pairs]:
             return pairs.rows(torch.arange(begin, end, device="cpu")).tight_batches(self.probe.rows, most)
 
-        most = self.probe.most
+        most = len(pairs)
         # The pairs are shuffled, so the last ones are a sample. The last batches would contain the longest pairs.
         return cut(0, n if n >= 3 * UNSEEN else len(pairs), min(most, self.batch)), cut(max(0, n), len(pairs), most)
 
@@ -246,11 +235,10 @@ class _Learner:
         n = min(width, max(1, round(self.batch / per_batch)))
         begin = step * n // USES
         # Only the prepared batches of the window stay in memory.
-        self.probe.prepared_batches.keep_only(
-            {int(i) for at in range(begin, begin + width) for i in self._batch(at).index}
-        )
+        window = [self._batch(at) for at in range(begin, begin + width)]
+        self.probe.prepared_batches.keep_only({int(i) for batch in window for i in batch.index})
         drawn = torch.randperm(width, generator=_generator(self.seed, "examples", step), device="cpu")[:n]
-        return [self._batch(begin + place) for place in drawn.tolist()]
+        return [window[place] for place in drawn.tolist()]
 
     def _batch(self, place: int) -> Pairs:
         """A batch by its place in the sequence of all rounds. Each round has another random order."""
@@ -261,9 +249,7 @@ class _Learner:
 
     def _brought_back(self, values: Tensor) -> Edges:
         """The edges by their scores, corrected so that circuits of the requested sizes are as strong as the model."""
-        self.probe.prepared_batches.keep_only(
-            {int(i) for batch in self._split[1] for i in batch.index}
-        )  # makes room for them
+        self.probe.prepared_batches.keep_only({int(i) for batch in self._split[1] for i in batch.index})  # makes room
         left, rest = values.sort(descending=True, stable=True).indices, list[Tensor]()
         for n in self.sizes.measured if self.match else []:
             moved = left[self._strong_as_the_model(values[left], self.edges[left], n)]
@@ -277,21 +263,22 @@ class _Learner:
         order = torch.arange(len(edges), device="cpu")
         # With the effects, though they may not be needed: another run for them would take longer.
         before, effects = self._measured(edges[:n], edges)
-        if abs(before.mean) <= CLEAR * before.chance:
+        mean, chance = float(before.mean()), float(before.std(correction=min(1, len(before) - 1)))
+        if abs(mean) <= CLEAR * chance / math.sqrt(len(before)):
             return order
-        moved = distributed.broadcast_first(shifted(values, _shrunk(effects), order[:n], -before.mean))
+        moved = distributed.broadcast_first(shifted(values, _shrunk(effects), order[:n], -mean))
         after, _ = self._measured(edges[moved[:n]], edges[:0])
-        return moved if after.error + abs(after.mean) < before.error + abs(before.mean) else order
+        error, error_before = (float(x.abs().mean()) + abs(float(x.mean())) for x in (after, before))
+        return moved if error < error_before else order
 
     def _measured(
         self, circuit: Int[Tensor, " circuit"], edges: Int[Tensor, " edge"]
-    ) -> tuple[_Deviation, Float[Tensor, "example edge"]]:
-        """The deviation of a circuit on the examples of the last step, and the effects of some edges there."""
+    ) -> tuple[Float[Tensor, " example"], Float[Tensor, "example edge"]]:
+        """The deviations of a circuit on the examples of the last step, and the effects of some edges there."""
         plan = self._plan(circuit.sort().values)
         parts = [self.probe.measure_on(pairs, plan, edges, [pairs]) for pairs in self._split[1]]
         deviations, effects = (torch.cat(x).double() for x in zip(*parts, strict=True))
-        chance = float(deviations.std(correction=min(1, len(deviations) - 1))) / math.sqrt(len(deviations))
-        return _Deviation(float(deviations.mean()), float(deviations.abs().mean()), chance), effects
+        return deviations, effects
 
 
 def _shrunk(effects: Float[Tensor, "example edge"]) -> Float[Tensor, " edge"]:
@@ -301,7 +288,7 @@ def _shrunk(effects: Float[Tensor, "example edge"]) -> Float[Tensor, " edge"]:
 
 
 def _generator(seed: int, use: str, number: int) -> torch.Generator:
-    """Random numbers that depend only on the arguments, so that a run can continue at any step."""
+    """Random numbers that depend only on the arguments, whatever was drawn before."""
     digest = sha256(repr((seed, use, number)).encode()).digest()
     return torch.Generator(device="cpu").manual_seed(int.from_bytes(digest[:4], "big"))
 

@@ -37,7 +37,6 @@ class CircuitProbe:
     scores: Scores
     pairs: Pairs  # in an order that looks random, so that the first of them are a sample
     rows: int  # examples times positions in a batch
-    most: int  # the most examples in a batch
     prepared_batches: PreparedBatches
 
     @classmethod
@@ -50,28 +49,28 @@ class CircuitProbe:
         model, pairs = examples.model, examples.pairs
         pairs = pairs.rows(_shuffled(pairs)[: max(1, MAX_EFFECTS // start_size(scores.graph.n_edges))])
         most_rows = rows if model.device.type == "cpu" else ACCELERATOR * rows
-        return cls(model, examples.task, scores, pairs, most_rows, len(pairs), examples)
+        return cls(model, examples.task, scores, pairs, most_rows, examples)
 
     @cached_property
     def parts(self) -> list[tuple[Int[Tensor, " example"], list[Pairs]]]:
         """All examples in ``PARTS`` parts, or one if they are fewer: their rows, and the same in batches."""
         n_parts = PARTS if len(self.pairs) >= PARTS else 1
         parts = torch.arange(len(self.pairs), device="cpu").tensor_split(n_parts)
-        return [(rows, self.pairs.rows(rows).tight_batches(self.rows, self.most, BATCH, PADDING)) for rows in parts]
+        return [(rows, self.pairs.rows(rows).tight_batches(self.rows, len(rows), BATCH, PADDING)) for rows in parts]
 
     def examples_of(self, parts: Sequence[int]) -> Int[Tensor, " example"]:
         """The numbers, in the task, of the examples of some parts."""
         return torch.cat([self.pairs.index[self.parts[part][0]] for part in parts]).cpu()
 
     def measure(
-        self, circuit: Int[Tensor, " inside"], edges: Int[Tensor, " edge"], parts: Sequence[int] | None = None
+        self, circuit: Int[Tensor, " inside"], edges: Int[Tensor, " edge"], parts: Sequence[int]
     ) -> tuple[Float[Tensor, " example"], Float[Tensor, "example edge"]]:
         """Measure a circuit that is pruned.
 
         Args:
             circuit: The edges of the circuit.
             edges: The edges whose effects are measured, inside or outside the circuit.
-            parts: The numbers of the parts of the examples to measure on; by default all.
+            parts: The numbers of the parts of the examples to measure on.
 
         Returns:
             The deviations of the examples, and the effects of the edges.
@@ -79,9 +78,8 @@ class CircuitProbe:
         plan = plan_of(self.model, circuit_of(self.scores, circuit, prune=False))
         if len(self.pairs) == len(self.task):  # a search for the size of the circuit uses the same batches
             self.prepared_batches.batches = [batch for _, batches in self.parts for batch in batches]
-        chosen = self.parts if parts is None else [self.parts[part] for part in parts]
-        pairs = self.pairs.rows(torch.cat([rows for rows, _ in chosen]))
-        return self.measure_on(pairs, plan, edges, [batch for _, batches in chosen for batch in batches])
+        pairs = self.pairs.rows(torch.cat([self.parts[part][0] for part in parts]))
+        return self.measure_on(pairs, plan, edges, [batch for part in parts for batch in self.parts[part][1]])
 
     def measure_on(
         self, pairs: Pairs, plan: Plan, edges: Int[Tensor, " edge"], batches: Sequence[Pairs]

@@ -200,17 +200,22 @@ def find_selection(text: str) -> tuple[Selection, dict[str, Any]]:
     return chosen, chosen.options({key: option_value(value) for key, _, value in pairs})
 
 
-def _candidates(scores: Scores) -> tuple[Edges, Tensor]:
-    """The positions of all edges in the flattened matrix, and their scores."""
+def _by_size(scores: Scores, values: Tensor) -> Order:
+    """All edges by values, (source, target), largest first."""
     edges = scores.graph.mask.flatten().nonzero()[:, 0]
-    return edges, scores.values.flatten()[edges]
+    return Order(scores, edges[values.flatten()[edges].sort(descending=True, stable=True).indices])
 
 
 @selection("top")
 def top(scores: Scores, context: Context = NOTHING) -> Order:
     """The n edges of largest |score|."""
-    edges, values = _candidates(scores)
-    return Order(scores, edges[values.abs().sort(descending=True, stable=True).indices])
+    return _by_size(scores, scores.values.abs())
+
+
+@selection("signed")
+def signed(scores: Scores, context: Context = NOTHING) -> Order:
+    """The n edges of largest score, sign included: those that raise the metric most."""
+    return _by_size(scores, scores.values)
 
 
 @selection("greedy")
@@ -257,17 +262,10 @@ def _targets_of_nodes(graph: Graph) -> list[list[int]]:
     return readers
 
 
-@selection("signed")
-def signed(scores: Scores, context: Context = NOTHING) -> Order:
-    """The n edges of largest score, sign included: those that raise the metric most."""
-    edges, values = _candidates(scores)
-    return Order(scores, edges[values.sort(descending=True, stable=True).indices])
-
-
 @selection("random")
 def random(scores: Scores, context: Context = NOTHING, *, seed: int = 0) -> Order:
     """n edges drawn at random: the baseline that a circuit has to beat."""
-    edges, _ = _candidates(scores)
+    edges = scores.graph.mask.flatten().nonzero()[:, 0]
     generator = torch.Generator(device="cpu").manual_seed(seed)
     return Order(scores, edges[torch.randperm(len(edges), generator=generator, device="cpu")])
 
@@ -318,21 +316,6 @@ def check_sparsity(sparsity: float) -> None:
     """Refuse a sparsity that leaves no edges, or more than there are."""
     if not 0 <= sparsity < 1:
         raise UsageError(f"a sparsity is the share of edges left out, at least 0 and less than 1: got {sparsity}.")
-
-
-def given_size(**sizes: object) -> str | None:
-    """The name of the size that is not None, if there is one; more than one is refused."""
-    names = [name for name, size in sizes.items() if size is not None]
-    if len(names) > 1:
-        *first, last = (f"`{name}`" for name in names)
-        raise UsageError(f"{', '.join(first)} and {last} each set the size of the circuit: give one of them.")
-    return names[0] if names else None
-
-
-def check_edges_or_nodes(selection: str | None, nodes: int | None) -> None:
-    """Refuse to select edges and nodes at once."""
-    if selection is not None and nodes is not None:
-        raise UsageError("`selection` selects edges and `nodes` selects nodes: give one of them.")
 
 
 def edge_count(n_edges: int, n: int | None, sparsity: float | None) -> int:
