@@ -10,18 +10,6 @@ import torch
 from gradpath.circuit import load_circuit
 
 
-@pytest.mark.parametrize(
-    ("verb", "default"),
-    [
-        ("find", "[the task's own]"),
-        *((verb, "[the circuit's own; with another --task,") for verb in ("eval", "explain")),
-    ],
-)
-def test_help_says_which_metric_is_the_default(run, verb, default):
-    _, _, about = " ".join(run(verb, "--help").out.split()).partition("or a function of your own. ")
-    assert about.startswith(default)
-
-
 def test_a_folder_stands_for_its_circuit_and_scores_are_named(run, found, tmp_path):
     summary, out = found
     assert run("eval", out, "--examples", 6, "--json").json["faithfulness"] == pytest.approx(summary["faithfulness"])

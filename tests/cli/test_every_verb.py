@@ -98,13 +98,6 @@ def test_an_error_nobody_thought_of_is_still_one_sentence(run, model_folder, mon
     assert "Traceback" not in ran.err
 
 
-def test_results_are_the_same_with_another_batch_size(run, model_folder):
-    common = ["find", "--model", model_folder, "--examples", 6, "--edges", 30, "--method", "eap-ig", "--json"]
-    one, many = (run(*common, "--batch-size", size).json for size in (1, 6))
-    assert one["faithfulness"] == pytest.approx(many["faithfulness"], rel=1e-3)
-    assert one["edges_kept"] == many["edges_kept"]
-
-
 def test_a_task_that_the_model_does_not_do_is_warned_of():
     from gradpath.cli.options import lines_of, numbers_of
 

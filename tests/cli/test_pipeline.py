@@ -110,14 +110,6 @@ def test_every_call_has_the_same_default_method_and_selection(model):
     assert gp.select(scores, 10).selection == defaults.RANKING
 
 
-@pytest.mark.usefixtures("unchecked")
-def test_swapped_arguments_are_named(model):
-    with pytest.raises(UsageError, match="the model has to be a Transformer: got a str"):
-        gp.find("ioi", model)
-    with pytest.raises(UsageError, match=r"needs the model that will run it: got a str"):
-        gp.load_task(model, "ioi")
-
-
 def test_find_takes_a_task_and_measures_on_its_other_half(model):
     task = gp.load_task("ioi", model, n=9)
     own = gp.Task(task.clean, task.corrupted, task.labels, name="mine")

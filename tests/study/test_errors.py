@@ -12,16 +12,12 @@ from tiny_folder import save_tiny
     ("arguments", "says"),
     [
         (["faithfullness"], "no experiment 'faithfullness'. Did you mean 'faithfulness'? Known: all, baselines"),
-        (["faithfulness", "--tasks", "iois"], "no task 'iois'. Did you mean 'ioi'?"),
-        (["faithfulness", "--methods", "eap-gq"], "no method 'eap-gq'."),
-        (["faithfulness", "--selection", "best"], "no selection 'best'."),
         (
             ["faithfulness", "--sparsities", "1.5"],
             "a sparsity is the share of edges left out, at least 0 and less than 1: got 1.5.",
         ),
         (["faithfulness", "--sparsities", "many"], "--sparsities is a list of numbers"),
         (["steps", "--steps", "0"], "--steps is a list of whole numbers above 0"),
-        (["faithfulness", "--examples", "0"], "--examples"),
     ],
 )
 def test_wrong_usage_is_refused_before_the_model_is_loaded(run, tmp_path, arguments, says):

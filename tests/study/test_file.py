@@ -241,6 +241,7 @@ def test_the_documents_have_every_key():
     assert [key for key in KEYS if f"| `{key}` |" not in text] == []
 
 
+@pytest.mark.slow
 def test_two_processes_write_the_table_of_one(example, tmp_path):
     _, file, out = example
     done = finished(torchrun(2, *gradpath_command("run", file, "--out", tmp_path / "out")[1:]))

@@ -61,14 +61,11 @@ def test_some_figures_are_the_papers(tiny):
     assert published(shaped_like(tiny, 48, 25, 1600)).faithfulness("gender-bias", 0.98, PAPER_GP) == 1.0
 
 
-@pytest.mark.parametrize(
-    "verb", [["curve", "--task"], ["reproduce", "faithfulness", "--tasks"]], ids=lambda verb: verb[0]
-)
-def test_the_papers_figures_stand_beside_ours(run, tiny_folder, tmp_path, monkeypatch, verb):
+def test_the_papers_figures_stand_beside_ours(run, tiny_folder, tmp_path, monkeypatch):
     paper = replace(PAPER, tables={"faithfulness": {"ioi": {"0.5000": {"eap": 0.25}}}})
     monkeypatch.setattr("gradpath.paper.published", lambda model: paper)
     asked = ("--examples", 4, "--methods", "eap,eap-ig", "--selection", "top", "--sparsities", "0.5", "--out", tmp_path)
-    ran = run(*verb, "ioi", "--model", tiny_folder, *asked, "--json")
+    ran = run("reproduce", "faithfulness", "--tasks", "ioi", "--model", tiny_folder, *asked, "--json")
     assert ran.code == 0, ran.err
     (result,) = json.loads(ran.out)["experiments"].values()
     eap, other = result["rows"]

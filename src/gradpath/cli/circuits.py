@@ -69,6 +69,7 @@ class OpenedCircuit:
     task: Task
     split: str  # of the task
     limits: Limits
+    begin: float  # when the command was called
 
     @property
     def found_on(self) -> Task | None:
@@ -84,6 +85,21 @@ class OpenedCircuit:
         if self.recipe.ablation in ("corrupted", "zero"):
             return None
         return self.found_on or self.draw(self.recipe.attributed_split, self.recipe)
+
+    def told(self, file: str | Path) -> dict[str, Any]:
+        """What --json says of every command."""
+        return {
+            "version": __version__,
+            "circuit_file": str(file),
+            "model": self.model.name,
+            "task": self.task.name,
+            "metric": self.task.record.metric,
+            "ablation": self.recipe.ablation,
+            "seed": self.recipe.seed,
+            "split": self.split,
+            "examples": len(self.task),
+            "seconds": round(time.monotonic() - self.begin, 2),
+        }
 
     def draw(self, split: str, recipe: Recipe) -> Task:
         """The examples of a split, with the number and the seed of a recipe, and the metric of this one."""
@@ -114,7 +130,7 @@ def open_circuit(file: str | Path, values: dict[str, Any]) -> OpenedCircuit:
     from gradpath.pipeline.examples import notices
     from gradpath.tasks.load import WARNING, check_task, draw_task
 
-    limits = opt.limits_of(values.get("batch_size"), values.get("memory"))
+    begin, limits = time.monotonic(), opt.limits_of(values.get("batch_size"), values.get("memory"))
     split, typed, circuit = values.pop("split", None), opt.typed(values), load_circuit(file)
     found = circuit.recipe or Recipe()
     recipe = _recipe(circuit, typed, file)
@@ -126,7 +142,7 @@ def open_circuit(file: str | Path, values: dict[str, Any]) -> OpenedCircuit:
         warn(f"{file} was found in other weights: {model.name} has changed since, or another model has its name now.")
     split = split or recipe.measured_split
     task = draw_task(model, recipe, split, data=recipe.data)
-    opened = OpenedCircuit(circuit, recipe, model, task, split, limits)
+    opened = OpenedCircuit(circuit, recipe, model, task, split, limits, begin)
     if recipe.data is not None:
         for line in notices(None, opened.task):
             # Of a circuit that was found on other data, none of these pairs was attributed.
@@ -188,28 +204,11 @@ def eval_command(circuit_file: str | Path, as_json: bool, **values: Any) -> None
     """
     from gradpath.evaluation import evaluate
 
-    begin, saved = time.monotonic(), open_circuit(circuit_file, values)
-    result, recipe = saved.run(evaluate), saved.recipe
-    summary = {
-        "version": saved.circuit.facts.version,
-        "circuit_file": str(circuit_file),
-        "model": saved.model.name,
-        "task": saved.task.name,
-        "method": recipe.method,
-        "steps": recipe.steps,
-        "ablation": recipe.ablation,
-        "metric": saved.task.record.metric,
-        "seed": recipe.seed,
-        "split": saved.split,
-        "examples": len(saved.task),
-        **numbers_of(saved.circuit, result),
-        "seconds": round(time.monotonic() - begin, 2),
-    }
-    n = len(saved.task)
+    saved = open_circuit(circuit_file, values)
+    numbers, recipe, n = numbers_of(saved.circuit, saved.run(evaluate)), saved.recipe, len(saved.task)
+    summary = {**saved.told(circuit_file), "method": recipe.method, "steps": recipe.steps, **numbers}
     where = f"{n} example{'' if n == 1 else 's'} of {saved.task.name} ({saved.split}) in {saved.model.name}"
-    print_result(
-        summary if as_json else "\n".join([f"{circuit_file} on {where}:", *lines_of(summary, len(saved.task))])
-    )
+    print_result(summary if as_json else "\n".join([f"{circuit_file} on {where}:", *lines_of(summary, n)]))
 
 
 @click.command(name="test")
@@ -251,11 +250,12 @@ def test_command(circuit_file: str | Path, out: Path | None, everything: bool, a
         batch_size=saved.limits.batch_size,
         memory=saved.limits.memory,
     )
-    facts = {"circuit_file": str(circuit_file), "seed": recipe.seed, "split": saved.split}
     if out is not None:
         distributed.on_first_rank(lambda: write(verdict_report(circuit, verdict, opt.command_line()), out))
     wrote = "" if out is None else f"\nOpen {out} in a browser."
-    print_result({**facts, **verdict.to_json()} if as_json else f"{circuit_file}:\n{verdict!r}{wrote}")
+    print_result(
+        {**saved.told(circuit_file), **verdict.to_json()} if as_json else f"{circuit_file}:\n{verdict!r}{wrote}"
+    )
 
 
 @click.command(name="explain")
@@ -271,20 +271,10 @@ def explain_command(circuit_file: str | Path, top: int, as_json: bool, **values:
     """
     from gradpath.explanation import explain
 
-    begin, saved = time.monotonic(), open_circuit(circuit_file, values)
+    saved = open_circuit(circuit_file, values)
     explanation = saved.run(explain)
-    if not as_json:
-        print_result(_roles_text(explanation, circuit_file, top))
-        return
-    facts = {
-        "version": __version__,
-        "circuit_file": str(circuit_file),
-        "seed": saved.recipe.seed,
-        "split": saved.split,
-        "ablation": saved.recipe.ablation,
-        "seconds": round(time.monotonic() - begin, 2),
-    }
-    print_result({**facts, **explanation.to_json()})
+    told = {**saved.told(circuit_file), **explanation.to_json()}
+    print_result(told if as_json else _roles_text(explanation, circuit_file, top))
 
 
 def _roles_text(explanation: Explanation, file: str | Path, top: int) -> str:

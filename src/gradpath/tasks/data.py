@@ -43,13 +43,9 @@ class Table(NamedTuple):
 
 
 def read_data(data: Any) -> Table:
-    """Read a pair from each row; all rows that cannot be read are reported at once.
+    """Read a pair from each row of a CSV or JSONL file, or of an iterable of dictionaries.
 
-    Args:
-        data: A CSV or JSONL file, or an iterable of dictionaries, such as a Hugging Face dataset.
-
-    Returns:
-        The pairs in the order of the rows.
+    All rows that cannot be read are reported at once.
     """
     name, rows = (readable(Path(data).stem), _file(Path(data))) if is_file(data) else ("data", _objects(data))
     pairs, problems = [], []

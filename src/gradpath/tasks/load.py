@@ -107,13 +107,7 @@ def draw_task(
 ) -> Task:
     """The pairs of one split, as a recipe says; callers show the notes on them.
 
-    Args:
-        model: The model.
-        recipe: The task, the metric, the number of examples and the seed.
-        split: The split.
-        data: The user's own pairs.
-        metric: A metric, instead of the recipe's.
-        every: Whether to take all pairs, whatever number the recipe has.
+    ``metric`` replaces the recipe's; ``every`` takes all pairs, whatever number the recipe has.
     """
     metric = recipe.metric if metric is None else metric
     if recipe.clean is not None:
@@ -311,15 +305,9 @@ def shuffled(size: int, seed: int, split: str) -> Iterator[int]:
 def one_pair(model: Transformer, recipe: Recipe, metric: str | Metric | None = None) -> Task:
     """The task of the pair of prompts in a recipe: ``gradpath find --clean ... --corrupted ... --answer ...``.
 
-    Args:
-        model: The model that will run it.
-        recipe: A recipe with ``clean``, ``corrupted`` and ``answer``. Without ``wrong``, the wrong answer is the token
-            that is most likely after the corrupted prompt, and after what a right answer of several tokens shares with
-            it. With ``first_token``, answers of several tokens are compared as in ``load_task``.
-        metric: The metric; by default the logit difference.
-
-    Returns:
-        A task of one pair. Its recipe has the prompts as they were given, and the wrong answer.
+    Without ``wrong``, the wrong answer is the token that is most likely after the corrupted prompt, and after what a
+    right answer of several tokens shares with it. The task's recipe has the prompts as they were given, and the wrong
+    answer.
     """
     tokenizer = check_tokenizer(model.tokenizer)
     clean, corrupted, answer = str(recipe.clean), str(recipe.corrupted), str(recipe.answer)
@@ -385,16 +373,9 @@ def _most_likely(model: Transformer, tokenizer: Tokenizer, corrupted: str, answe
 
 
 def more_examples(task: Task, model: HasTokenizer, n: int) -> Task:
-    """A task with more pairs of the same kind, if there are any.
+    """Of a built-in task ``n`` pairs of the same split, or as many as there are; those of ``task`` come first.
 
-    Args:
-        task: The task.
-        model: The model that will run it.
-        n: The number of pairs.
-
-    Returns:
-        For a built-in task, ``n`` pairs of the same split, or as many as there are; the pairs of ``task`` come first.
-        Any other task is returned unchanged.
+    Any other task is returned unchanged.
     """
     if task.recipe is None or task.recipe.data is not None or task.name not in TASKS or n <= len(task):
         return task

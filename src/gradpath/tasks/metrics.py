@@ -164,9 +164,7 @@ def metric_name(metric: str | Metric) -> str:
 def check_labels(metric: Metric, labels: Any) -> None:
     """Refuse labels that a built-in metric would misread; labels for a user's own metric are not checked.
 
-    Args:
-        metric: The metric.
-        labels: A tensor, or a list of tensors of different shapes.
+    Labels of different shapes are a list of tensors.
     """
     if metric not in _LABELS:
         return

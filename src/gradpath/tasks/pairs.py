@@ -158,19 +158,15 @@ class _UnusableError(Exception):
 def usable_pairs(
     pairs: Iterable[Pair], tokenizer: Tokenizer, n: int | None, *, many: bool, first_token: bool = False
 ) -> UsablePairs:
-    """The first usable pairs.
+    """The first ``n`` usable pairs, or all of them, and what was dropped.
 
     Args:
         pairs: The pairs in the order in which they are tried.
         tokenizer: The tokenizer of the model.
-        n: The number of pairs to return, or None for all. No pair after the n-th usable one is tried.
+        n: The number of pairs. No pair after the n-th usable one is tried.
         many: Whether the metric sums over answers. Answers that are not single tokens are then left out, as long as
             each side keeps one.
-        first_token: Compare the first token in which the answers of a pair differ. The tokens before it are put at the
-            end of both prompts.
-
-    Returns:
-        The pairs, and what was dropped.
+        first_token: Whether to compare the first token in which the answers of a pair differ.
     """
     answer_tokens, earlier, remaining = _AnswerTokens(tokenizer), set[tuple[Ids, Ids]](), iter(pairs)
     usable = UsablePairs(left_out=answer_tokens.left_out)

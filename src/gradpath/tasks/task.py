@@ -266,12 +266,7 @@ class Pairs:
 def judged_by_kl(task: Task, clean_logits: Float[Tensor, "example vocab"]) -> Task:
     """The same pairs with ``kl_divergence`` as the metric: how close the output is to the output of the clean run.
 
-    Args:
-        task: The task.
-        clean_logits: The model's logits at the last position of the clean prompts, in the order of the task.
-
-    Returns:
-        A task whose labels are the log-probabilities of the clean run.
+    ``clean_logits`` are the model's at the last position of the clean prompts; their log-probabilities are the labels.
     """
     if clean_logits.ndim != 2 or len(clean_logits) != len(task):
         raise InputError(
@@ -284,14 +279,9 @@ def judged_by_kl(task: Task, clean_logits: Float[Tensor, "example vocab"]) -> Ta
 
 
 def encode(task: Task, tokenizer: Tokenizer | None) -> Pairs:
-    """Tokenise the prompts of a task and check them pair by pair.
+    """Tokenise the prompts of a task, and check them pair by pair; the token ids are on the CPU.
 
-    Args:
-        task: The task.
-        tokenizer: The tokenizer of the model; None if all prompts and labels are token ids.
-
-    Returns:
-        The token ids on the CPU, padded on the right.
+    Without a tokenizer, all prompts and labels have to be token ids.
     """
     check_type("the task", task, Task)
     clean, corrupted = (prompt_ids(prompts, tokenizer) for prompts in (task.clean, task.corrupted))

@@ -48,9 +48,7 @@ def named_task(
     reworded: bool = False,
     answers: tuple[str, str] | None = None,
 ) -> Callable[[MakeCandidates], MakeCandidates]:
-    """Register a function as a task.
-
-    The function takes a split ("train", "test" or "reworded") and a tokenizer, and returns the ``Candidates``.
+    """Register a function of a split and a tokenizer that returns the ``Candidates`` as a task.
 
     Args:
         name: The name of the task.
@@ -60,9 +58,6 @@ def named_task(
         changed: The name of the part of a prompt in which the two prompts of a pair differ, such as "subject".
         reworded: Whether the task has other templates, for the split "reworded".
         answers: What the correct and the wrong answer are called, if the prompt contains them.
-
-    Returns:
-        A decorator.
     """
 
     def register(candidates: MakeCandidates) -> MakeCandidates:

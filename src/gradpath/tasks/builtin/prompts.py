@@ -39,8 +39,6 @@ def ioi(split: str, tokenizer: Tokenizer) -> Candidates:
 
     The second mention of the subject becomes a third name, after which both first names are about equally likely.
     The indirect object is first in half of the pairs and second in the other half (ABBA and BABA).
-
-    The pairs: every template, order, place and object with every three names of the split.
     """
     facts = read_json("ioi.json")
     names = half(facts["names"], split)
@@ -80,8 +78,6 @@ def sva(split: str, tokenizer: Tokenizer) -> Candidates:
     Correct answers are all verb forms of the data file that agree with the clean subject, wrong ones those that agree
     with the corrupted one. A verb counts only if both of its forms are single tokens, so that both sums run over the
     same verbs.
-
-    The pairs: every phrase with every two nouns of the split, in both numbers.
     """
     facts = read_json("sva.json")
     nouns, acts = half(facts["nouns"], split), facts["acts"]
@@ -138,8 +134,6 @@ def gender_bias(split: str, tokenizer: Tokenizer) -> Candidates:
 
     The profession becomes "woman" if it is stereotyped as male and "man" if it is stereotyped as female. The correct
     answer is the pronoun of the stereotype.
-
-    The pairs: every template with every profession of the split.
     """
     facts = read_json("gender_bias.json")
     people = [(person, "woman", HE, SHE) for person in half(facts["male"], split)]
@@ -170,8 +164,6 @@ def capital_country(split: str, tokenizer: Tokenizer) -> Candidates:
     The answer is the first token of the country. Countries that are named with an article have it in the prompt
     ("London, the capital of the"), and two countries make a pair only if both or neither have one. The data file leaves
     out capitals that contain the name of their country, such as Mexico City.
-
-    The pairs: every ordered pair of countries of the split.
     """
     rows = half(list(csv.DictReader(read_text("capital_country.csv").splitlines())), split)
     texts = templates("capital-country", split, ["{capital}, the capital of"])
@@ -200,8 +192,6 @@ def hypernymy(split: str, tokenizer: Tokenizer) -> Candidates:
 
     Correct answers are all names of the clean word's kind, wrong ones all names of the corrupted word's kind. Two kinds
     that share a name never make a pair. No kind is in both splits.
-
-    The pairs: every template with every two words of the split whose kinds share no name.
     """
     facts = read_json("hypernymy.json")
     texts = templates("hypernymy", split, facts["templates"])
@@ -402,9 +392,6 @@ def mcqa(split: str, tokenizer: Tokenizer) -> Candidates:
 
     The corrupted prompt has other letters and is otherwise the same (MIB's ``symbol_counterfactual``). So the circuit
     finds the letter of the correct answer, not the answer itself. No thing is in both splits.
-
-    The pairs: every thing of the split with every three other colors, the correct color at every place, and every set
-    of other letters.
     """
     facts = read_json("mcqa.json")
     things, texts = half(facts["things"], split), templates("mcqa", split, [facts["question"]])
