@@ -66,7 +66,7 @@ def test_a_circuit_too_large_to_read_has_the_best_small_one_beside_it(model, tmp
     readable = [result for result in found.curve if 0 < result.edges_kept <= 30]
     assert found.small in readable
     assert abs(1 - found.small.faithfulness) == min(abs(1 - result.faithfulness) for result in readable)
-    assert "no circuit of up to 30 edges was found that keeps 85%" in str(found)
+    assert "no circuit of up to 30 edges with faithfulness 85% was found" in str(found)
     found.report(tmp_path / "report.html")
     page = page_data(tmp_path / "report.html")
     assert page["small"] == found.small.edges_requested

@@ -98,12 +98,7 @@ def load(recipe: Recipe, loading: Mapping[str, Any], weights: str | None = None)
 
 
 def recipe_option(name: str, *, default: str | None = None) -> Decorator:
-    """The option of a field of the recipe, with its help.
-
-    Args:
-        name: The field.
-        default: What happens without the option, if that is not the default of the recipe.
-    """
+    """The option of a field of the recipe, with its help; ``default`` replaces what the help says of its default."""
     field = Recipe.model_fields[name]
     extra = field.json_schema_extra
     assert isinstance(extra, dict)
@@ -120,7 +115,7 @@ def recipe_option(name: str, *, default: str | None = None) -> Decorator:
 
 
 def recipe_options(*names: str, **defaults_: str) -> Decorator:
-    """Options of several fields; ``defaults_`` says for some of them what happens without the option."""
+    """Options of several fields; ``defaults_`` are what the help says of the defaults of some."""
     return together(*(recipe_option(name, default=defaults_.get(name)) for name in names))
 
 

@@ -74,7 +74,7 @@ def notices(attributed: Task | None, measured: Task) -> list[str]:
     if attributed is not None and len(attributed) < FEW and attributed.record.clean is None:
         lines.append(
             f"{len(attributed)} {'pair is' if len(attributed) == 1 else 'pairs are'} few for attribution: the circuit "
-            f"fits these, can have thousands of edges, and its intervals are wide; {FEW} or more are better"
+            f"is fitted to them, may have thousands of edges, and has wide intervals; use {FEW} or more"
         )
     lines += dict.fromkeys(str(note) for task in (first, measured) for note in task.facts.get("notes", []))
     dropped = facts.get("dropped", {})

@@ -128,14 +128,11 @@ class Found:
         if self.small is None:
             return ""
         assert self.circuit.recipe is not None
-        share, interval = (
-            self.circuit.recipe.faithfulness,
-            interval_text(self.small.interval, len(self.measured), ".1%"),
-        )
+        share, n = self.circuit.recipe.faithfulness, self.small.edges_requested
         return (
-            f"no circuit of up to {READABLE} edges was found that keeps {share:.0%} of the behaviour on the "
-            f"attributed examples; the best one measured requests {self.small.edges_requested:,} edges and keeps "
-            f"{self.small.faithfulness:.1%} ({interval})"
+            f"no circuit of up to {READABLE} edges with faithfulness {share:.0%} was found on the attributed examples; "
+            f"the best one measured, of {n:,} edges, has {self.small.faithfulness:.1%} "
+            f"({interval_text(self.small.interval, len(self.measured), '.1%')})"
         )
 
     def report(

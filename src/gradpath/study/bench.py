@@ -273,7 +273,8 @@ class Bench:
         cell = self.store.measured(key, ranked)
         edges = torch.tensor(cell["edges"], dtype=torch.long, device="cpu")
         samples = tuple(Sample(*(torch.tensor(x, device="cpu") for x in sample)) for sample in cell["samples"])
-        return Order(scores, edges, selection, cell["smallest"], cell["size"], samples=samples)
+        resamples = len(samples) or recipe.resamples
+        return Order(scores, edges, selection, cell["smallest"], cell["size"], resamples, samples)
 
     def edge_count(self, recipe: Recipe) -> int | None:
         """The number of edges that a recipe requests, if it requests one."""

@@ -78,7 +78,7 @@ def _size(recipe: Recipe) -> str:
         return f"{recipe.edges:,} edges"
     if recipe.sparsity is not None:
         return f"{100 * recipe.sparsity:.4g}% sparsity"
-    return "as in find" if recipe.faithfulness is None else f"{recipe.faithfulness:.0%} kept"
+    return "as in find" if recipe.faithfulness is None else f"faithfulness {recipe.faithfulness:.0%}"
 
 
 def _random_rows(bench: Bench, task: str, rows: Sequence[Row]) -> list[Row]:
@@ -148,18 +148,10 @@ def report(
     notes: Sequence[str] = (),
     log: bool = False,
 ) -> Outcome:
-    """The tables and the figure of measured rows.
+    """The tables and the figure of measured rows, and of random circuits of the same sizes.
 
-    Args:
-        name: The name of the files.
-        title: The heading.
-        rows: A row for each circuit.
-        random: A row for the random circuits of each size.
-        compared: The differences of ways from the first one.
-        baseline: The first way, for the heading of that table.
-        areas: The rows of MIB's areas.
-        notes: Further paragraphs.
-        log: Whether the figure has the share of edges on a logarithmic axis, instead of the sparsity.
+    ``compared`` are the differences of ways from the first one, ``baseline``, and ``areas`` those of MIB. With ``log``
+    the figure has the share of edges on a logarithmic axis, instead of the sparsity.
     """
     means, chance = over_seeds(rows), over_seeds(random)
     tables = [_means_table(rows, random)] if rows else []
