@@ -160,12 +160,16 @@ def _small(result: Result, text: str) -> dict[str, Any]:
 
 def _text(s: dict[str, Any], out: Path) -> str:
     """The result for people."""
+    from gradpath.attribution.methods import find_method
+
     examples = f"{s['examples']} for attribution, {s['examples_measured']} held out"
     if not s["held_out"]:
         examples = f"{s['examples']} for both attribution and evaluation: nothing is held out"
-    steps = f"{s['steps']} step{'' if s['steps'] == 1 else 's'}"
+    steps = (
+        f"{s['steps']} step{'' if s['steps'] == 1 else 's'}, " if "steps" in find_method(s["method"]).defaults else ""
+    )
     lines = [
-        f"The {s['task']} circuit of {s['model']}, found by {s['method']} ({steps}, {s['selection']}):",
+        f"The {s['task']} circuit of {s['model']}, found by {s['method']} ({steps}{s['selection']}):",
         *lines_of(s, s["examples_measured"]),
         *([f"  small         {s['small']['text']}: --edges {s['small']['edges_requested']}"] if s["small"] else []),
         f"  examples      {examples}",
