@@ -66,3 +66,16 @@ def test_a_log_has_a_line_every_half_minute(monkeypatch, capsys):
     with bars(), waiting("loading"), progress_bar("scoring edges", 3) as bar:  # a short phase
         bar.update(3)
     assert capsys.readouterr().err == ""
+
+
+def test_a_bar_below_another_one_writes_plain_lines_to_a_log(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "LOG_EVERY", 0)
+    with bars(), progress_bar("testing", 2) as outer:
+        progress.describe(outer, "testing necessity")
+        with progress_bar("measuring", 1) as inner:
+            inner.update()
+        outer.update()
+    written = capsys.readouterr().err
+    assert "\x1b" not in written
+    assert {line.partition(": ")[0] for line in written.splitlines()} == {"testing necessity", "testing", "measuring"}
+    assert ": :" not in written

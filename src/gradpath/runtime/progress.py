@@ -54,7 +54,7 @@ def progress_bar(what: str, total: int | None = None, *, unit: str = "batch") ->
 
 def describe(bar: Any, what: str) -> None:
     """Say what a bar counts now, at once on a terminal and with the next line of a log."""
-    bar.set_description(what, refresh=_is_terminal())
+    bar.set_description_str(what, refresh=_is_terminal())
 
 
 def waiting(what: str) -> Any:
@@ -83,9 +83,9 @@ def _is_terminal() -> bool:
 
 
 class _Lines(io.StringIO):
-    """Writes each state of a bar as a line to stderr."""
+    """Writes each state of a bar as a line to stderr, without the moves of a bar below another one."""
 
     def write(self, text: str) -> int:
-        if line := text.strip():
+        if line := text.replace("\x1b[A", "").strip():
             sys.stderr.write(line + "\n")
         return len(text)
