@@ -2,6 +2,7 @@
 # make test   linters, types and the quick tests, in the same environment (five minutes of one core)
 # make test-all  all tests, the slow ones too
 # make docs   the documentation as a site, in out/site
+# make results MODEL=smollm2   the tables and figures of docs/results, from nothing; an interrupted run continues
 
 PYTHON ?= python3
 VENV   := .venv
@@ -12,7 +13,7 @@ INSTALL := pip install --progress-bar off --disable-pip-version-check
 # Threads that wait do not spin: on a machine with other work, two of them would cost more than one.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: demo test lint browser bench bench-growth bench-large bench-load bench-long bench-memory bench-page bench-peers bench-profile bench-threads bench-half test-all test-peers test-slow fuzz docs clean
+.PHONY: demo test lint browser results bench bench-growth bench-large bench-load bench-long bench-memory bench-page bench-peers bench-profile bench-threads bench-half test-all test-peers test-slow fuzz docs clean
 .DEFAULT_GOAL := demo
 
 $(READY): pyproject.toml constraints.txt requirements-models.txt src/gradpath/_version.py
@@ -61,6 +62,23 @@ docs: $(READY)
 	@echo "==> building the site"
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "==> open out/site/index.html"
+
+MODEL   ?= smollm2
+RESULTS ?= docs/results
+GRADPATH := OMP_NUM_THREADS=1 $(BIN)/gradpath
+# The study of a model without a file of its own is that of SmolLM2.
+STUDY    = $(firstword $(wildcard $(RESULTS)/$(1)/$(notdir $(MODEL)).yaml docs/results/$(1)/smollm2.yaml))
+
+results: $(READY)
+	@echo "==> the readings of GradPath against EAP and EAP-IG, over seeds"
+	@$(GRADPATH) run $(call STUDY,gradpath) --model $(MODEL) --out $(RESULTS)/gradpath/$(notdir $(MODEL))
+	@echo "==> selections, over seeds"
+	@$(GRADPATH) run $(call STUDY,selections) --model $(MODEL) --out $(RESULTS)/selections/$(notdir $(MODEL))
+	@echo "==> the paper's other tables and figures"
+	@for name in baselines saturation steps runtime; do \
+		$(GRADPATH) reproduce $$name --model $(MODEL) --examples 50 --out $(RESULTS)/$(notdir $(MODEL)) || exit; done
+	@echo "==> models whose circuits are known"
+	@$(GRADPATH) reproduce truth --out $(RESULTS)/truth
 
 bench: $(READY)
 	@echo "==> benchmarks: CPU time of one thread, as multiples of one transformers forward + backward"

@@ -41,9 +41,11 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def _results(docs: Path) -> list[dict[str, Any]]:
-    """Per model its pages, the summary first."""
-    models = sorted(folder for folder in (docs / "results").iterdir() if folder.is_dir())
-    return [{model.name: [_entry(docs, model, page) for page in _pages(model)]} for model in models]
+    """The summary, then each folder's pages, and what was tried and lost."""
+    results = docs / "results"
+    folders = sorted(folder for folder in results.iterdir() if folder.is_dir())
+    pages = [{folder.name: [_entry(docs, folder, page) for page in _pages(folder)]} for folder in folders]
+    return [{"Summary": "results/README.md"}, *pages, {"Tried": "results/tried.md"}]
 
 
 def _entry(docs: Path, model: Path, page: Path) -> Any:

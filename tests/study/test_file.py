@@ -85,7 +85,11 @@ def test_tables_have_means_and_deviations_over_seeds(example):
     cell = line.split(" | ")[head.split(" | ").index("eap-ig, refined")]
     assert cell.startswith(f"{mean(shares):.1f} ± {stdev(shares):.1f} / ")
     assert "random circuits" in section
-    [row] = [row for row in json.loads((out / "study.json").read_text())["compared"] if row["task"] == "ioi"][:1]
+    differences = json.loads((out / "study.json").read_text())["compared"]
+    whole, *of_tasks = [row for row in differences if (row["method"], row["selection"]) == ("eap-ig", "top")]
+    assert whole["task"] == "all tasks"
+    assert whole["error_difference"] == pytest.approx(mean(row["error_difference"] for row in of_tasks))
+    [row] = [row for row in differences if row["task"] == "ioi"][:1]
     errors = [
         [
             mean(float(row["error"]) for row in rows_of(out) if all(row[k] == v for k, v in where.items()))

@@ -338,15 +338,19 @@ def study_outcome(file: StudyFile, measured: Measured) -> Outcome:
 
 
 def compared(rows: Sequence[Row], quantities: Sequence[str]) -> list[Row]:
-    """Every way minus the first one, on the same examples: a row for each model, task and way.
+    """Every way minus the first one, on the same examples: a row for each way, over all tasks and for each.
 
-    Differences are those of means over sizes, one for each seed.
+    Differences are those of means over sizes (and tasks), one for each seed.
     """
-    found = []
-    for group in grouped(rows, "model", "task").values():
+    found, groups = [], list[tuple[str, list[Row]]]()
+    for of_model in grouped(rows, "model").values():
+        tasks = grouped(of_model, "task")
+        groups += [("all tasks", of_model)] if len(tasks) > 1 else []
+        groups += tasks.items()
+    for task, group in groups:
         first, *others = grouped(group, "method", "selection").values()
         for other in others:
-            row: Row = {name: other[0][name] for name in ("model", "task", "method", "selection")}
+            row: Row = {**{name: other[0][name] for name in ("model", "method", "selection")}, "task": task}
             for name in quantities:
                 ours, theirs = (by_seed(way, QUANTITIES[name][1]) for way in (other, first))
                 difference = over_differences([ours[seed] - theirs[seed] for seed in theirs])
