@@ -167,8 +167,9 @@ def test_the_sentence_on_a_circuit_has_its_interval_and_its_core(model, monkeypa
     )
 
 
-def test_the_whole_verdict_takes_the_place_of_the_sentence(model, tmp_path):
+def test_the_whole_verdict_takes_the_place_of_the_sentence(model, tmp_path, monkeypatch):
     found = gp.find(model, "ioi", edges=40, selection="top", examples=12)
+    monkeypatch.setattr(type(found.result), "does_task", "yes")  # of others, nothing is tested
     verdict = gp.test(model, found.circuit, found.measured)
     found.report(tmp_path / "report.html", verdict=verdict)
     shown = page_data(tmp_path / "report.html")["verdict"]
