@@ -152,14 +152,15 @@ def test_the_command_prints_a_screenful_or_one_object(tmp_path):
     assert "The circuit passes sufficiency, equivalence, necessity and minimality; undecided: transfer." in shown
     assert len(shown.splitlines()) < 12
     page = tmp_path / "page.html"
-    verdict = run_here(*command, "--json", "--out", page).json
+    verdict = run_here(*command, "--all", "--json", "--out", page).json
     assert verdict["necessity"]["about"] in page.read_text()
     assert f"{verdict['task']} in {verdict['model']}" in page.read_text()
     refused = run_here(*command, "--out", tmp_path / "verdict.pdf")
     assert refused.code == 2
     assert "--out has to end in .html, got verdict.pdf" in refused.error
-    assert {*NAMES, "verdict"} <= verdict.keys()
-    assert all({"value", "null", "decision", "passed"} <= verdict[name].keys() for name in NAMES)
+    names = (*NAMES, "specificity", "rivals")
+    assert {*names, "verdict"} <= verdict.keys()
+    assert all({"value", "null", "decision", "passed"} <= verdict[name].keys() for name in names)
     assert {"edges", "measured", "estimated", "bound", "correlation"} <= verdict["effects"].keys()
 
 
