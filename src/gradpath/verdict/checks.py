@@ -138,15 +138,20 @@ class CircuitUnderTest:
     mean_over: Task  # for the means of an ablation
     found_on: Task | None = None
 
-    def measure(self, masks: Sequence[Tensor], task: Task | None = None) -> list[Result]:
+    @cached_property
+    def examples(self) -> PreparedBatches:
+        """The examples of all tests, whose clean and corrupted runs are shared."""
+        examples = PreparedBatches(self.model, self.task, self.circuit.ablation, self.limits, mean_over=self.mean_over)
+        examples.batches = self.limits.batches(self.model, examples.pairs)
+        return examples
+
+    def measure(self, masks: Sequence[Tensor], task: Task | PreparedBatches | None = None) -> list[Result]:
         """Evaluate each mask of edges as a circuit, on ``task`` or the examples of all tests."""
         graph, recipe = self.circuit.graph, Recipe(ablation=self.circuit.ablation)
         circuits = [Circuit.of_mask(graph, mask, recipe) for mask in masks]
-        examples = self.task if task is None else task
-        mean_over, ablation = self.mean_over, self.circuit.ablation
-        return evaluate_many(
-            PreparedBatches(self.model, examples, ablation, self.limits, mean_over=mean_over, room=0), circuits
-        )
+        if isinstance(task, Task):
+            task = PreparedBatches(self.model, task, recipe.ablation, self.limits, mean_over=self.examples, room=0)
+        return evaluate_many(self.examples if task is None else task, circuits)
 
     def measure_without(self, edges: Sequence[int]) -> list[Result]:
         """Evaluate the circuit without each of these edges, given as rows of ``circuit.index``."""

@@ -41,7 +41,6 @@ from torch import Tensor
 from gradpath.evaluation.circuit_gradients import edge_effects
 from gradpath.evaluation.patched_run import plan_of
 from gradpath.evaluation.result import Result
-from gradpath.prepared import PreparedBatches
 from gradpath.runtime import distributed
 from gradpath.sweep import own_settings, sweep
 from gradpath.tasks.metrics import NoGradientError
@@ -127,15 +126,13 @@ def _estimates(tested: CircuitUnderTest) -> Float[Tensor, " edge"]:
     order = edges.argsort()
     total = torch.zeros(len(edges), dtype=torch.float64, device="cpu")
     with own_settings(model):
-        limits = tested.limits
-        examples = PreparedBatches(model, task, circuit.ablation, limits, mean_over=tested.mean_over, room=0)
-        pairs = examples.pairs
+        examples, pairs = tested.examples, tested.examples.pairs
 
         def summed_effects(batch: Pairs) -> Tensor:
             _, effects = edge_effects(examples.prepare(batch).prepared, plan, task.metric, edges[order])
             return effects.double().sum(0).cpu()
 
-        batches, doing = limits.batches(model, pairs), "estimating the effects of edges"
+        batches, doing = examples.batches or [], "estimating the effects of edges"
         same = circuit.mask.numpy().tobytes
         for effects in sweep(model, task, pairs, batches, summed_effects, doing=doing, same=same, bar=doing):
             total[order] += effects

@@ -100,7 +100,7 @@ def rivals(tested: CircuitUnderTest, result: Result) -> Check:
     while enough - too_few > max(1, len(circuit) >> SEARCHES - 2):
         allowed = (too_few + enough) // 2 if too_few >= 0 else 0
         other = circuit_again(tested, scores, examples, edges[allowed:])
-        if abs(1 - tested.measure([other.mask], found_on)[0].faithfulness) <= furthest:
+        if abs(1 - tested.measure([other.mask], examples)[0].faithfulness) <= furthest:
             rival, enough = other, allowed
         else:
             too_few = allowed
