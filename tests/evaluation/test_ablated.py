@@ -81,4 +81,8 @@ def test_an_error_removes_the_hooks_and_wrong_calls_are_refused():
     means = gp.ablated(theirs, circuit, mean_over=TASK, tokenizer=Numbers())
     with pytest.raises(UsageError, match="padded on the right"), means:
         theirs(pairs.clean, attention_mask=(torch.arange(9) > 0).expand(3, 9).long())
+    shorter = torch.tensor([[1] * 9, [1] * 9, [1] * 5 + [0] * 4])
+    means = gp.ablated(theirs, circuit, mean_over=TASK, tokenizer=Numbers())
+    with pytest.raises(UsageError, match=r"with a 0 before a 1\. Generate from prompts of the same length"), means:
+        theirs.generate(pairs.clean, attention_mask=shorter, max_new_tokens=2, do_sample=False)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in theirs.modules())

@@ -48,17 +48,6 @@ def test_patterns_outputs_and_lens_are_those_of_transformers(kind):
                 assert torch.allclose(lens[:, layer], hf.lm_head(norm(expected.hidden_states[layer][:, 4])), atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "gemma2"])
-def test_the_weights_of_single_heads_write_what_all_heads_write(kind):
-    model = tiny_model(kind)
-    with torch.no_grad():
-        run = model.run(model.embed(IDS)).layers[1]
-    weights = model.head_output_weights(1)
-    alone = sum(run.written[:, :, head] @ weights[:, head].T for head in range(model.arch.n_heads))
-    assert weights.shape == (model.arch.d_model, model.arch.n_heads, model.arch.d_head)
-    assert torch.allclose(alone, run.written.flatten(-2) @ model.layers[1].w_write.T, atol=1e-6)
-
-
 def test_the_input_writes_the_token_embeddings():
     assert torch.equal(tiny_model("gpt2").outputs(IDS, "input"), tiny_hf("gpt2").transformer.wte(IDS).detach())
 

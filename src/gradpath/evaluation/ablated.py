@@ -187,8 +187,11 @@ def _begin(run: AblatedRun) -> Callable[..., None]:
             raise UsageError("a model in gp.ablated is called with token ids (input_ids): got none.")
         if cache is not None and cache.get_seq_length():
             raise UsageError("a model in gp.ablated computes all positions: call it with use_cache=False.")
-        if isinstance(mask, Tensor) and mask.ndim == 2 and bool((mask[:, :1] == 0).any()):
-            raise UsageError("prompts in gp.ablated are padded on the right: got an attention mask that begins with 0.")
+        if isinstance(mask, Tensor) and mask.ndim == 2 and bool((mask[:, 1:] > mask[:, :-1]).any()):
+            raise UsageError(
+                "prompts in gp.ablated are padded on the right, and not at all to generate text: got an attention mask "
+                "with a 0 before a 1. Generate from prompts of the same length, or one by one."
+            )
         run.begin(ids)
 
     return hook

@@ -295,17 +295,6 @@ def run_experts(experts: Experts, y: Tensor, feed_forward: FeedForward, *, const
         The sum, in the shape of y.
     """
     rows = y.reshape(-1, y.shape[-1])
-    weights, _, outputs = expert_outputs(experts, rows, feed_forward, constant_weights=constant_weights)
-    return torch.bmm(weights[:, None], outputs).view_as(y)
-
-
-def expert_outputs(
-    experts: Experts, rows: Tensor, feed_forward: FeedForward, *, constant_weights: bool = False
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The weights, indices and outputs of each row's experts: (row, chosen) twice, and (row, chosen, d_model).
-
-    Where weights multiply the inputs, the returned ones are 1.
-    """
     weights, chosen = route(experts, rows)
     weights = weights.detach() if constant_weights else weights
     # Rows are sorted by expert, and sorted back. Sums in a fixed order give the same numbers on every device, unlike
@@ -315,13 +304,13 @@ def expert_outputs(
     inputs = rows[order // experts.per_token]
     if experts.scale_input:
         inputs, weights = inputs * weights.flatten()[order, None], torch.ones_like(weights)
-    parts = []
+    parts = [inputs[:0]]
     for e, rows_of_expert in enumerate(torch.split(inputs, sizes)):
         if len(rows_of_expert):
             b_in, b_out = (None if bias is None else bias[e] for bias in (experts.b_in, experts.b_out))
             parts.append(feed_forward(rows_of_expert, experts.w_in[e], b_in, experts.w_out[e], b_out))
-    outputs = torch.cat(parts)[order.argsort()] if parts else inputs  # no rows, no parts
-    return weights, chosen, outputs.view(*chosen.shape, rows.shape[1])
+    outputs = torch.cat(parts)[order.argsort()].view(*chosen.shape, y.shape[-1])
+    return torch.bmm(weights[:, None], outputs).view_as(y)
 
 
 def route(experts: Experts, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from gradpath.errors import InputError
-from gradpath.model.architecture import ACTIVATIONS, Architecture, Layer, Rotary, fold_norm
+from gradpath.model.architecture import ACTIVATIONS, Architecture, Experts, Layer, Rotary, fold_norm
 from gradpath.model.transformer import Transformer
 
 # Rope types whose frequencies do not depend on the prompt, so that those of transformers can be used. The last two
@@ -40,6 +40,9 @@ _HARMLESS = """
     neftune_noise_alpha pretraining_tp reorder_and_upcast_attn torch_dtype use_bfloat16 quantization_config
     attn_implementation auto_map name_or_path is_decoder is_llama_config unsloth_fixed unsloth_version
     transformers.js_config task_specific_params finetuning_task num_labels predict_special_tokens torchscript prefix
+    router_aux_loss_coef output_router_logits router_jitter_noise num_mtp_layers num_nextn_predict_layers
+    num_experts num_local_experts n_routed_experts moe_intermediate_size shared_expert_intermediate_size
+    decoder_sparse_step mlp_only_layers first_k_dense_replace n_shared_experts
 """
 _HARMLESS_STARTS = ("_", "summary_")  # of private attributes, and of the head of GPT-2 for classification
 _HARMLESS_ENDS = ("dropout", "_pdrop", "_token_id", "_token_ids", "_token_index")
@@ -233,6 +236,21 @@ class Names:
 
 
 LLAMA = Names()
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """What differs in layers with experts: they have a weight of the name ``router``.
+
+    ``experts`` makes them of the prefix of the layer's names, the router, and the gain of the norm before the MLP,
+    which is to be folded into router and experts.
+    """
+
+    router: str
+    names: Names
+    experts: Callable[[str, Tensor, Tensor], Experts]
+
+
 _EPS = {"rms": ("rms_norm_eps",), "layer": ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "rms_norm_eps")}
 
 
@@ -283,8 +301,9 @@ def read_architecture(
 def read_model(
     source: Checkpoint,
     arch: Architecture,
-    names: Names | Sequence[Names] = LLAMA,
+    names: Names = LLAMA,
     *,
+    mixture: Mixture | None = None,
     windows: Sequence[int | None] | int | None = None,
     scale: float | Sequence[float] | None = None,
     rotary: Sequence[Rotary] | None = None,
@@ -296,7 +315,8 @@ def read_model(
     Args:
         source: The checkpoint.
         arch: Its architecture. Names of norms of queries and keys imply ``qk_norm="head"``.
-        names: The names of the weights, or of those of each layer.
+        names: The names of the weights.
+        mixture: What differs in layers with experts.
         windows: How many positions each layer's attention sees; one number for all, None for all positions.
         scale: The scale of the attention logits, or of each layer's; by default one over the root of d_head.
         rotary: The rotations that layers choose from; by default the one of the configuration.
@@ -306,37 +326,43 @@ def read_model(
     Returns:
         The model, with the norms before attention and MLP folded in.
     """
-    each = [names] * arch.n_layers if isinstance(names, Names) else names
-    if arch.qk_norm is None and each[0].q_norm is not None:
+    if arch.qk_norm is None and names.q_norm is not None:
         arch = replace(arch, qk_norm="head")
     rotary = [source.rotary()] if rotary is None else rotary
     width = 2 * len(rotary[0].frequencies) if interleaved else 0
     scale = arch.d_head**-0.5 if scale is None else scale
     layers = [
         replace(
-            _read_layer(source, arch, f"{source.stem}.{names.layers}.{index}", names, width),
+            _read_layer(source, arch, f"{source.stem}.{names.layers}.{index}", names, width, mixture),
             window=windows[index] if isinstance(windows, Sequence) else windows,
             scale=scale[index] if isinstance(scale, Sequence) else scale,
             rotary=0 if rotary_of is None else rotary_of[index],
         )
-        for index, names in enumerate(each)
+        for index in range(arch.n_layers)
     ]
-    embedding = source.need(f"{source.stem}.{each[0].embedding}.weight")
-    final, ones = f"{source.stem}.{each[0].final_norm}", torch.ones_like(embedding[0])
+    embedding = source.need(f"{source.stem}.{names.embedding}.weight")
+    final, ones = f"{source.stem}.{names.final_norm}", torch.ones_like(embedding[0])
     return Transformer(
         arch=arch,
         layers=tuple(layers),
         embedding=embedding,
         unembedding=source.need(f"{source.unembedding}.weight"),
         unembedding_bias=source.get(f"{source.unembedding}.bias"),
-        final_gain=ones if each[0].final_norm is None else each[0].gain(source.need(f"{final}.weight")),
+        final_gain=ones if names.final_norm is None else names.gain(source.need(f"{final}.weight")),
         final_shift=source.get(f"{final}.bias"),
         rotary=tuple(rotary),
     )
 
 
-def _read_layer(source: Checkpoint, arch: Architecture, prefix: str, names: Names, interleaved: int) -> Layer:
+def _read_layer(
+    source: Checkpoint, arch: Architecture, prefix: str, names: Names, interleaved: int, mixture: Mixture | None
+) -> Layer:
     """One layer; ``interleaved`` is the number of dimensions of a head that are rotated as neighbours."""
+    router = None if mixture is None else source.get(f"{prefix}.{mixture.router}.weight")
+    if mixture is not None and router is not None:
+        gain_before = source.need(f"{prefix}.{mixture.names.before_mlp}.weight")
+        layer = _read_layer(source, arch, prefix, mixture.names, interleaved, None)
+        return replace(layer, experts=mixture.experts(prefix, router, gain_before))
 
     def gain(norm: str | None) -> Tensor | None:
         return None if norm is None else names.gain(source.need(f"{prefix}.{norm}.weight"))
@@ -373,6 +399,11 @@ def _read_layer(source: Checkpoint, arch: Architecture, prefix: str, names: Name
         attn_gain=gain(names.after_attention),
         mlp_gain=gain(names.after_mlp),
     )
+
+
+def with_layers(model: Transformer, change: Callable[[int, Layer], Layer]) -> Transformer:
+    """The model with each layer changed, given its index."""
+    return replace(model, layers=tuple(change(index, layer) for index, layer in enumerate(model.layers)))
 
 
 def _row_order(arch: Architecture, *, grouped: bool, interleaved: int) -> Tensor:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from gradpath.model.architecture import Architecture, Layer, Rotary
 from gradpath.model.families import family
-from gradpath.model.families.checkpoint import LLAMA, Checkpoint, Names, read_architecture, read_model
+from gradpath.model.families.checkpoint import LLAMA, Checkpoint, Names, read_architecture, read_model, with_layers
 from gradpath.model.transformer import Transformer
 
 QK_NORM = Names(q_norm="self_attn.q_norm", k_norm="self_attn.k_norm")
@@ -78,8 +78,7 @@ def from_granite(source: Checkpoint) -> Transformer:
     config = source.config
     model = read_model(source, read_architecture(source), scale=config.attention_multiplier)
     return replace(
-        model,
-        layers=tuple(scaled(layer, config.residual_multiplier) for layer in model.layers),
+        with_layers(model, lambda _, layer: scaled(layer, config.residual_multiplier)),
         embedding_scale=float(config.embedding_multiplier),
         final_gain=model.final_gain / config.logits_scaling,
     )
@@ -155,11 +154,10 @@ def from_stablelm(source: Checkpoint) -> Transformer:
         weights = torch.stack([source.need(f"{prefix}.{head}.weight") for head in range(n_heads)])
         return weights.repeat_interleave(arch.n_heads // n_heads, 0)
 
-    layers = tuple(
-        replace(layer, q_gain=gains(index, "q", arch.n_heads), k_gain=gains(index, "k", arch.n_kv_heads))
-        for index, layer in enumerate(model.layers)
-    )
-    return replace(model, arch=replace(arch, qk_norm="head"), layers=layers)
+    def with_gains(index: int, layer: Layer) -> Layer:
+        return replace(layer, q_gain=gains(index, "q", arch.n_heads), k_gain=gains(index, "k", arch.n_kv_heads))
+
+    return with_layers(replace(model, arch=replace(arch, qk_norm="head")), with_gains)
 
 
 OLMO = Names(before_attention=None, before_mlp=None, final_norm=None)

@@ -17,9 +17,11 @@ longer ones are refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,51 +29,50 @@ from torch import Tensor
 from gradpath.errors import InputError
 from gradpath.model.architecture import Architecture, Experts, Latent, Layer
 from gradpath.model.families import family
-from gradpath.model.families.checkpoint import LLAMA, Checkpoint, Names, halves, read_architecture, read_model
+from gradpath.model.families.checkpoint import (
+    LLAMA,
+    Checkpoint,
+    Mixture,
+    Names,
+    halves,
+    read_architecture,
+    read_model,
+    with_layers,
+)
 from gradpath.model.families.llama import QK_NORM, scaled
 from gradpath.model.transformer import Transformer
-
-# Settings that only affect the loss, or the shapes of weights, all of which have to be read.
-_LOSS_AND_SIZES = """
-    router_aux_loss_coef output_router_logits router_jitter_noise
-    num_experts num_local_experts n_routed_experts moe_intermediate_size shared_expert_intermediate_size
-    decoder_sparse_step mlp_only_layers first_k_dense_replace n_shared_experts
-"""
 
 
 @family("mixtral", "Mixtral 8x7B and 8x22B", supports="mixture of experts, sliding windows")
 def from_mixtral(source: Checkpoint) -> Transformer:
-    return _mixture(source, read_architecture(source), windows=source.config.sliding_window, sum_to_one=True)
+    return _mixture(source, read_architecture(source), windows=source.config.sliding_window)
 
 
 @family("olmoe", "OLMoE 1B-7B", supports="mixture of experts, norms over all queries and keys of a layer")
 def from_olmoe(source: Checkpoint) -> Transformer:
     source.only("clip_qkv", [None])  # it would clip queries and keys behind their norms
     arch = replace(read_architecture(source), qk_norm="layer")
-    return _mixture(source, arch, QK_NORM, sum_to_one=source.config.norm_topk_prob)
+    return _mixture(source, arch, QK_NORM, routing={"sum_to_one": source.config.norm_topk_prob})
 
 
 @family("qwen2_moe", "Qwen1.5-MoE, Qwen2-57B-A14B", supports="mixture of experts, a gated shared expert, biases")
 def from_qwen2_moe(source: Checkpoint) -> Transformer:
     source.ignore("qkv_bias")  # a bias is a weight
-    arch, sum_to_one = read_architecture(source), source.config.norm_topk_prob
-    return _mixture(source, arch, windows=source.windows(), shared="shared_expert", sum_to_one=sum_to_one)
+    arch, routing = read_architecture(source), {"sum_to_one": source.config.norm_topk_prob}
+    return _mixture(source, arch, windows=source.windows(), shared="shared_expert", routing=routing)
 
 
 @family("qwen3_moe", "Qwen3-30B-A3B, 235B-A22B", supports="mixture of experts, norms of queries and keys")
 def from_qwen3_moe(source: Checkpoint) -> Transformer:
     source.ignore("use_sliding_window")  # if it is false, the window is None
     arch, config = read_architecture(source), source.config
-    return _mixture(source, arch, QK_NORM, windows=config.sliding_window, sum_to_one=config.norm_topk_prob)
+    return _mixture(source, arch, QK_NORM, windows=config.sliding_window, routing={"sum_to_one": config.norm_topk_prob})
 
 
 @family("glm4_moe", "GLM-4.5 and 4.6, Air", supports="mixture of experts, a shared expert, partial rotary embeddings")
 def from_glm4_moe(source: Checkpoint) -> Transformer:
-    source.ignore("num_mtp_layers", "num_nextn_predict_layers")  # they predict tokens further on
-    config, names = source.config, QK_NORM if source.config.use_qk_norm else LLAMA
-    arch = read_architecture(source)
-    model = _mixture(source, arch, names, shared="shared_experts", sum_to_one=config.norm_topk_prob)
-    return _with_corrected_sigmoids(source, model)
+    names = QK_NORM if source.config.use_qk_norm else LLAMA
+    return _mixture(source, read_architecture(source), names, shared="shared_experts", routing=_sigmoids(source))
 
 
 def _mixture(
@@ -81,9 +82,13 @@ def _mixture(
     *,
     windows: Sequence[int | None] | int | None = None,
     shared: str | None = None,
-    sum_to_one: bool,
+    routing: Mapping[str, Any] = MappingProxyType({}),
 ) -> Transformer:
-    """The model; a layer without router has an ordinary MLP. ``shared`` is the name of the shared expert."""
+    """The model; a layer without router has an ordinary MLP.
+
+    ``shared`` is the name of the shared expert. ``routing`` has fields of ``Experts``, ``group_best`` if experts are
+    chosen in groups.
+    """
     sparse = replace(names, mlp_out=None)
     if shared is not None:
         mlp_in = [f"mlp.{shared}.gate_proj", f"mlp.{shared}.up_proj"]
@@ -91,77 +96,45 @@ def _mixture(
 
     def experts(prefix: str, router: Tensor, gain: Tensor) -> Experts:
         shared_gate = source.get(f"{prefix}.mlp.{shared}_gate.weight")
-        return Experts(
+        correction = source.get(f"{prefix}.mlp.gate.e_score_correction_bias")
+        found = Experts(
             router=router * gain,
             w_in=source.need(f"{prefix}.mlp.experts.gate_up_proj") * gain,
             w_out=source.need(f"{prefix}.mlp.experts.down_proj"),
             per_token=source.config.num_experts_per_tok,
-            sum_to_one=sum_to_one,
+            choice_bias=None if correction is None else correction.float(),
             shared_gate=None if shared_gate is None else shared_gate * gain,
+            **routing,
         )
+        return _in_groups(source, found) if "group_best" in routing else found
 
-    each = _names(source, arch, "mlp.gate", names, sparse)
-    return _with_experts(source, read_model(source, arch, each, windows=windows), "mlp.gate", experts)
-
-
-def _names(source: Checkpoint, arch: Architecture, router: str, dense: Names, sparse: Names) -> list[Names]:
-    """The names of each layer's weights: those of layers with a router, and of the others."""
-    routers = [source.get(f"{source.stem}.layers.{index}.{router}.weight") for index in range(arch.n_layers)]
-    return [dense if weight is None else sparse for weight in routers]
+    return read_model(source, arch, names, mixture=Mixture("mlp.gate", sparse, experts), windows=windows)
 
 
-def _with_experts(
-    source: Checkpoint, model: Transformer, router: str, experts: Callable[[str, Tensor, Tensor], Experts]
-) -> Transformer:
-    """The model with experts in each layer that has a router.
-
-    ``experts`` makes them of the prefix of the layer's weights, its router and the gain of the norm before the MLP,
-    which is folded into router and experts.
-    """
-    source.ignore(*_LOSS_AND_SIZES.split())
-    layers = []
-    for index, layer in enumerate(model.layers):
-        prefix = f"{source.stem}.layers.{index}"
-        if (weight := source.get(f"{prefix}.{router}.weight")) is not None:
-            gain = source.need(f"{prefix}.{LLAMA.before_mlp}.weight")
-            layer = replace(layer, experts=experts(prefix, weight, gain))
-        layers.append(layer)
-    return replace(model, layers=tuple(layers))
+def _sigmoids(source: Checkpoint) -> dict[str, Any]:
+    """The routing of DeepSeek-V3; models without experts have no settings of it."""
+    config = source.config
+    return {
+        "probabilities": "sigmoid",
+        "sum_to_one": bool(getattr(config, "norm_topk_prob", False)),
+        "scale": getattr(config, "routed_scaling_factor", 1.0),
+        "group_best": 2,
+        "float32_router": True,
+    }
 
 
-def _with_routing(model: Transformer, change: Callable[[int, Experts], Experts]) -> Transformer:
-    """The model with the experts of each layer changed."""
-    layers = [
-        layer if layer.experts is None else replace(layer, experts=change(index, layer.experts))
-        for index, layer in enumerate(model.layers)
-    ]
-    return replace(model, layers=tuple(layers))
-
-
-def _with_corrected_sigmoids(source: Checkpoint, model: Transformer) -> Transformer:
-    """The model with the routers of DeepSeek-V3: sigmoids, a correction of the choice, and groups of experts."""
-
-    def change(index: int, experts: Experts) -> Experts:
-        bias = source.need(f"{source.stem}.layers.{index}.mlp.gate.e_score_correction_bias").float()
-        scale = source.config.routed_scaling_factor
-        experts = replace(experts, probabilities="sigmoid", choice_bias=bias, scale=scale, float32_router=True)
-        return _in_groups(source, experts, group_best=2)
-
-    return _with_routing(model, change)
-
-
-def _in_groups(source: Checkpoint, experts: Experts, *, group_best: int) -> Experts:
+def _in_groups(source: Checkpoint, experts: Experts) -> Experts:
     """The experts in the groups of the configuration, if there is more than one."""
     n_groups, per_token = source.config.n_group or 1, source.config.topk_group or 1
     size, rest = divmod(len(experts.router), n_groups)
-    if rest or size < group_best or per_token > n_groups or experts.per_token > per_token * size:
+    if rest or size < experts.group_best or per_token > n_groups or experts.per_token > per_token * size:
         raise InputError(
             f"this {source.family} model cannot choose {experts.per_token} of its {len(experts.router)} experts with "
             f"n_group = {n_groups} and topk_group = {per_token}: groups are too small, or too few. Check config.json."
         )
     if n_groups == 1:
-        return experts
-    return replace(experts, n_groups=n_groups, groups_per_token=per_token, group_best=group_best)
+        return replace(experts, group_best=1)
+    return replace(experts, n_groups=n_groups, groups_per_token=per_token)
 
 
 @family(
@@ -171,13 +144,12 @@ def from_gpt_oss(source: Checkpoint) -> Transformer:
     source.only("hidden_act", ["silu"])  # the experts' own activation is that of swiglu_alpha
     source.only("swiglu_alpha", [1.702])
     arch = replace(read_architecture(source, activation="quick_gelu"), gate_clamp=source.config.swiglu_limit)
-    names = Names(mlp_out=None)  # no expert that every token uses
-    model = _with_experts(
-        source, read_model(source, arch, names, windows=source.windows()), "mlp.router", partial(_gpt_oss, source)
+    no_shared = Names(mlp_out=None)  # no expert that every token uses
+    mixture = Mixture("mlp.router", no_shared, partial(_gpt_oss, source))
+    model = read_model(source, arch, mixture=mixture, windows=source.windows())
+    return with_layers(
+        model, lambda i, layer: replace(layer, sinks=source.need(f"{source.stem}.layers.{i}.self_attn.sinks"))
     )
-    sinks = [source.need(f"{source.stem}.layers.{index}.self_attn.sinks") for index in range(arch.n_layers)]
-    layers = zip(model.layers, sinks, strict=True)
-    return replace(model, layers=tuple(replace(layer, sinks=x) for layer, x in layers))
 
 
 def _gpt_oss(source: Checkpoint, prefix: str, router: Tensor, gain: Tensor) -> Experts:
@@ -224,16 +196,16 @@ def from_llama4_text(source: Checkpoint) -> Transformer:
     def names(mlp: str) -> Names:
         return Names(mlp_in=[f"{mlp}.gate_proj", f"{mlp}.up_proj"], mlp_out=f"{mlp}.down_proj")
 
-    router = "feed_forward.router"
-    each = _names(source, arch, router, names("feed_forward"), names("feed_forward.shared_expert"))
-    model = read_model(source, arch, each, rotary=[rotary], rotary_of=rotary_of, interleaved=True)
-    model = _with_experts(source, model, router, partial(_llama4, source))
+    mixture = Mixture("feed_forward.router", names("feed_forward.shared_expert"), partial(_llama4, source))
+    model = read_model(
+        source, arch, names("feed_forward"), mixture=mixture, rotary=[rotary], rotary_of=rotary_of, interleaved=True
+    )
     ones = model.embedding.new_ones(arch.d_head)
-    layers = [
-        replace(layer, q_gain=ones, k_gain=ones.clone()) if normed and layer.rotary is not None else layer
-        for layer in model.layers
-    ]
-    return replace(model, layers=tuple(layers))
+
+    def with_gains(index: int, layer: Layer) -> Layer:
+        return replace(layer, q_gain=ones, k_gain=ones.clone()) if normed and layer.rotary is not None else layer
+
+    return with_layers(model, with_gains)
 
 
 def _llama4(source: Checkpoint, prefix: str, router: Tensor, gain: Tensor) -> Experts:
@@ -266,42 +238,35 @@ def from_deepseek_v2(source: Checkpoint) -> Transformer:
     source.only("norm_topk_prob", [None, False])  # transformers does not implement it
     source.only("scoring_func", [None, "softmax"])
     source.ignore("aux_loss_alpha", "seq_aux", "ep_size", "moe_layer_freq")
-    method = source.only("topk_method", ["greedy", "group_limited_greedy"])
-
-    def change(index: int, experts: Experts) -> Experts:
-        experts = replace(experts, scale=source.config.routed_scaling_factor, float32_router=True)
-        return _in_groups(source, experts, group_best=1) if method == "group_limited_greedy" else experts
-
-    return _with_routing(_with_latents(source, interleaved=True, sum_to_one=False), change)
+    routing = {"sum_to_one": False, "scale": source.config.routed_scaling_factor, "float32_router": True}
+    if source.only("topk_method", ["greedy", "group_limited_greedy"]) == "group_limited_greedy":
+        routing["group_best"] = 1
+    return _with_latents(source, routing, interleaved=True)
 
 
 @family("youtu", "Youtu-LLM 2B", supports="latent attention")
 @family("glm4_moe_lite", "GLM-4.7-Flash", supports="latent attention, mixture of experts, a shared expert")
 @family("deepseek_v3", "DeepSeek-V3, R1, Moonlight", supports=_DEEPSEEK)
 def from_deepseek_v3(source: Checkpoint) -> Transformer:
-    source.ignore("num_mtp_layers", "num_nextn_predict_layers")  # they predict tokens further on
     source.only("scoring_func", [None, "sigmoid"])
     source.only("topk_method", [None, "noaux_tc"])
     source.ignore("aux_loss_alpha", "seq_aux", "ep_size", "moe_layer_freq", "mlp_layer_types")  # weights say the last
     source.ignore("embedding_initializer_range")
-    sum_to_one = bool(getattr(source.config, "norm_topk_prob", False))  # without experts there is none
-    model = _with_latents(source, interleaved=bool(source.config.rope_interleave), sum_to_one=sum_to_one)
-    return _with_corrected_sigmoids(source, model)
+    return _with_latents(source, _sigmoids(source), interleaved=bool(source.config.rope_interleave))
 
 
 @family("minicpm3", "MiniCPM3 4B", supports="latent attention, multipliers of embeddings, residuals and logits")
 def from_minicpm3(source: Checkpoint) -> Transformer:
-    config, model = source.config, _with_latents(source, interleaved=False, sum_to_one=False)
+    config, model = source.config, _with_latents(source, {}, interleaved=False)
     depth = config.scale_depth / len(model.layers) ** 0.5
     return replace(
-        model,
-        layers=tuple(scaled(layer, depth) for layer in model.layers),
+        with_layers(model, lambda _, layer: scaled(layer, depth)),
         embedding_scale=float(config.scale_emb),
         final_gain=model.final_gain * config.dim_model_base / model.arch.d_model,
     )
 
 
-def _with_latents(source: Checkpoint, *, interleaved: bool, sum_to_one: bool) -> Transformer:
+def _with_latents(source: Checkpoint, routing: Mapping[str, Any], *, interleaved: bool) -> Transformer:
     """The model. A head is as wide as its values, and all share a block of weights to the latent of keys or values."""
     source.ignore("head_dim", "qk_head_dim", "num_key_value_heads")  # of no meaning here, or sums of others
     config = source.config
@@ -315,9 +280,8 @@ def _with_latents(source: Checkpoint, *, interleaved: bool, sum_to_one: bool) ->
         latent_queries=config.q_lora_rank is not None,
     )
     names = LATENT if arch.latent_queries else DIRECT
-    model = _mixture(source, arch, names, shared="shared_experts", sum_to_one=sum_to_one)
-    layers = [_with_latent(source, arch, index, layer, interleaved) for index, layer in enumerate(model.layers)]
-    return replace(model, layers=tuple(layers))
+    model = _mixture(source, arch, names, shared="shared_experts", routing=routing)
+    return with_layers(model, lambda index, layer: _with_latent(source, arch, index, layer, interleaved))
 
 
 def _with_latent(source: Checkpoint, arch: Architecture, index: int, layer: Layer, interleaved: bool) -> Layer:
