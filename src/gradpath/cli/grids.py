@@ -67,7 +67,7 @@ def curve_command(selections: str | None, out: Path | None, as_json: bool, **val
 def _curve_text(written: Written, out: Path | None) -> str:
     """The measurements for a terminal: a table for each method and selection, and where the rest is."""
     from gradpath.study.faithfulness import examples_of
-    from gradpath.study.outcome import grouped, nfs
+    from gradpath.study.outcome import grouped, nfs, percent
 
     rows, facts = written.outcome.rows, written.outcome.facts
     lines = [f"{rows[0]['task']}: {examples_of(rows[0])}"]
@@ -78,14 +78,14 @@ def _curve_text(written: Written, out: Path | None) -> str:
             lines.append(f"{sizes}  {nfs(row):<20}{row['error']:.3f}")
         areas = [row for row in facts.get("mib", ()) if (row["method"], row["selection"]) == (method, selection)]
         lines += [f"  MIB: CPR {row['cpr']:.3f}, CMD {row['cmd']:.3f}" for row in areas]
-    chance = [100 * row[f"faithfulness_{end}"] for row in facts["random"] for end in ("low", "high")]
+    chance = [row[f"faithfulness_{end}"] for row in facts["random"] for end in ("low", "high")]
     if facts["compared"]:
-        lines += ["", "Mean error minus the smallest one, on the same examples [95% interval]"]
+        lines += ["", f"Mean error minus that of {facts['baseline']}, on the same examples [95% interval]"]
     for row in facts["compared"]:
         difference, low, high = (row[f"error_{name}"] for name in ("difference", "low", "high"))
         clear = "" if row["error_clear"] else ", not clear"
         lines.append(f"  {row['method']}, {row['selection']}: {difference:+.3f} [{low:+.3f}, {high:+.3f}]{clear}")
-    lines += ["", f"Random circuits of the same sizes: faithfulness {min(chance):.1f}% to {max(chance):.1f}%"]
+    lines += ["", f"Random circuits of the same sizes: faithfulness {percent(min(chance))}% to {percent(max(chance))}%"]
     if out is None:
         return "\n".join([*lines, "", "To write the tables, the figure and a report, give a folder with --out."])
     names = ", ".join(file.name for file in written.files)

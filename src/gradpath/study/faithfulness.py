@@ -168,6 +168,7 @@ def report(
         facts={
             "random": random,
             "compared": compared,
+            "baseline": baseline,  # of the comparison
             **({"over_seeds": means} if seeds > 1 else {}),
             **({"mib": areas} if areas else {}),
         },
