@@ -96,11 +96,6 @@ def test_find_sets_its_examples_up_once_for_the_selection_and_the_search(circuit
     assert sum(len(batch) for batch in made) == len(TASK) + len(to_measure)
 
 
-def test_the_whole_model_keeps_everything(circuits):
-    model, order, _ = circuits
-    assert smallest_faithful(PreparedBatches(model, TASK), order, 1.0) <= len(order.edges)
-
-
 @pytest.mark.parametrize("share", [0.0, -1.0, 85.0])
 def test_a_share_that_no_circuit_can_keep_is_refused(circuits, share):
     model, order, _ = circuits

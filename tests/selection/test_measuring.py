@@ -244,8 +244,3 @@ def test_select_remembers_how_and_needs_what_it_measures_with(found, how):
         select(scores, 50, selection=how)
     with pytest.raises(InputError, match="another model"):
         select(attribute(tiny_model("llama-grouped"), TASK, "eap"), 5, selection=how, model=model, task=TASK)
-
-
-def test_an_unknown_way_is_refused_with_those_there_are(found):
-    with pytest.raises(UsageError, match="refined"):
-        gp.select(found[1], 5, selection="refind")

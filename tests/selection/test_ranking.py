@@ -13,6 +13,7 @@ from gradpath.selection import rank, select
 from gradpath.selection.ranking import Context, edge_count, greedy, signed, top
 
 GRAPH = Graph(3, 2)
+GRAPHS = [Graph(3, 4), Graph(3, 4, parallel=True), Graph(1, 1)]  # of random paths
 
 
 def random_scores(graph=GRAPH, seed=0, ties=False) -> Scores:
@@ -38,15 +39,6 @@ def by_hand_greedy(scores: Scores, n: int) -> list[int]:
     return taken
 
 
-@pytest.mark.parametrize("ties", [False, True])
-def test_signed_takes_what_helps_first_and_ties_by_index(ties):
-    scores = random_scores(ties=ties)
-    flat = scores.values.flatten()
-    edges = GRAPH.mask.flatten().nonzero()[:, 0].tolist()
-    expected = sorted(edges, key=lambda e: (-float(flat[e]), e))
-    assert signed(scores).edges.tolist() == expected
-
-
 def by_hand_pruned(graph: Graph, mask: torch.Tensor) -> torch.Tensor:
     """The definition: nodes leave one by one until none has to."""
     mask = mask.clone()
@@ -64,12 +56,11 @@ def by_hand_pruned(graph: Graph, mask: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("ties", [False, True])
-def test_top_takes_the_largest_and_ties_by_index(ties):
+def test_rankings_take_the_largest_first_and_ties_by_index(ties):
     scores = random_scores(ties=ties)
-    flat = scores.values.flatten().abs()
-    edges = scores.graph.mask.flatten().nonzero()[:, 0].tolist()
-    expected = sorted(edges, key=lambda i: (-float(flat[i]), i))
-    assert top(scores).edges.tolist() == expected
+    flat, edges = scores.values.flatten().tolist(), GRAPH.mask.flatten().nonzero()[:, 0].tolist()
+    assert top(scores).edges.tolist() == sorted(edges, key=lambda i: (-abs(flat[i]), i))
+    assert signed(scores).edges.tolist() == sorted(edges, key=lambda i: (-flat[i], i))
 
 
 @pytest.mark.parametrize("ties", [False, True])
@@ -77,12 +68,7 @@ def test_top_takes_the_largest_and_ties_by_index(ties):
 def test_greedy_is_its_definition(seed, ties):
     scores = random_scores(seed=seed, ties=ties)
     assert greedy(scores, Context(largest=40)).edges.tolist() == by_hand_greedy(scores, 40)
-
-
-def test_greedy_reaches_every_edge_once():
-    scores = random_scores()
-    order = greedy(scores).edges.tolist()
-    assert sorted(order) == GRAPH.mask.flatten().nonzero()[:, 0].tolist()
+    assert greedy(scores).edges.tolist() == by_hand_greedy(scores, GRAPH.n_edges)
 
 
 @pytest.mark.parametrize("how", ["top", "greedy", "random-paths"])
@@ -115,11 +101,6 @@ def test_a_slice_of_an_order_is_a_circuit():
             order[part]
     with pytest.raises(UsageError, match="circuits of 1 to 30 edges: 31 were requested"):
         order[:31]
-
-
-def test_pruning_changes_nothing_the_second_time():
-    mask = select(random_scores(), 40).mask
-    assert torch.equal(pruned(GRAPH, mask), mask)
 
 
 def test_a_circuit_says_how_it_was_selected():
@@ -175,12 +156,33 @@ def test_scores_that_are_not_finite_are_refused():
         select(scores, 5)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["top", "greedy"])
-def test_selecting_from_the_graph_of_xl(how):
-    """Of 2.2 million edges; ``make bench-load`` has the time that it takes."""
-    graph = Graph(48, 25)
-    scores = random_scores(graph)
-    circuit = select(scores, graph.n_edges // 100, selection=how)
-    assert circuit.requested == graph.n_edges // 100
-    assert torch.equal(pruned(graph, circuit.mask), circuit.mask)
+def order_of(graph, seed=0, **sizes):
+    return rank(Scores(graph, torch.zeros(graph.mask.shape)), f"random-paths+seed={seed}", **sizes)
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_the_order_has_every_edge_once(graph):
+    edges = order_of(graph).edges.tolist()
+    assert sorted(edges) == graph.mask.flatten().nonzero()[:, 0].tolist()
+    assert order_of(graph, largest=3).edges.tolist() == edges[:3]
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_a_prefix_lacks_only_the_path_that_it_does_not_complete(graph):
+    for seed in range(5):
+        order = order_of(graph, seed)
+        masks = [order.circuit(n, prune=False).mask for n in range(1, len(order) + 1)]
+        whole = [n for n, mask in enumerate(masks, start=1) if pruned(graph, mask).equal(mask)]
+        assert whole[-1] == graph.n_edges
+        gaps = torch.tensor([0, *whole]).diff()
+        # A path visits every node at most once: each head and MLP of the model.
+        assert int(gaps.max()) <= 2 * graph.n_layers + 1
+        for n, mask in enumerate(masks, start=1):
+            complete = max((size for size in whole if size <= n), default=0)
+            assert int(pruned(graph, mask).sum()) == complete
+
+
+def test_seeds_give_different_orders_and_the_same_seed_the_same():
+    one, again, other = (order_of(GRAPHS[0], seed).edges.tolist() for seed in (0, 0, 1))
+    assert one == again
+    assert one != other
