@@ -2,7 +2,9 @@ r"""The figure that explains the paper: the gradient and the metric along each m
 
 One edge u -> v, the mean over a task's examples. EAP takes the gradient at the clean prompt only, EAP-IG at k points
 of the straight line to the corrupted prompt, EAP-GP at k points of its own path. The path is saturated where the
-gradient at v is close to zero (here: its norm is below a tenth of its largest on the straight line).
+gradient at v is close to zero (here: its norm is below a tenth of its largest on the straight line). It is flat, a
+weaker and more common condition, where the product of the gradient with x_u - x'_u is close to zero in the same sense:
+there is a gradient, but it contributes nothing to the score of this edge.
 
 For an edge u -> v and a point p of a path::
 
@@ -52,7 +54,8 @@ PANELS = {
     "score": "the point's score\n$(x_u - x'_u)\\cdot\\partial L/\\partial\\,in_v$ (metric)",
     "metric": "metric $L$\n(task's own unit)",
 }
-SHADE = "#e8c9b5"  # where the straight line is saturated
+CONDITIONS = {"flat": "score", "saturated": "gradient"}  # the quantity that is close to zero
+SHADES = {"flat": "#f0efe9", "saturated": "#e8c9b5"}  # where the straight line is
 Points = Callable[[BatchRuns], Iterator[PointRun]]
 
 
@@ -177,7 +180,8 @@ def outcome(bench: Bench) -> Outcome:
     rows = {task: _rows(task, cell) for task, cell in cells.items()}
     note = (
         f"Saturated: the gradient's mean norm is below {SATURATED:.0%} of its largest on the straight line. "
-        "Position 0 is the clean prompt; 1 is the corrupted prompt for the "
+        "Flat: the same for its product with the difference of what the edge's source writes, which is what a "
+        "point adds to the edge's score. Position 0 is the clean prompt; 1 is the corrupted prompt for the "
         "straight line and gamma_k for EAP-GP, whose unit steps can end anywhere."
     )
     return Outcome(
@@ -195,14 +199,15 @@ def outcome(bench: Bench) -> Outcome:
 
 def _rows(task: str, cell: Mapping[str, Any]) -> list[Row]:
     """One row per point of the line and of GradPath, with the methods that use it."""
-    largest, rows = max(cell["line"]["gradient"]["mean"]), list[Row]()
+    largest = {name: max(map(abs, cell["line"][name]["mean"])) for name in QUANTITIES}
+    rows = []
     for path in ("line", "eap-gp"):
         for i, at in enumerate(cell[path]["at"]):
             row: Row = {"task": task, "edge": cell["edge"], "path": path, "at": at, "point_of": _methods_at(path, i)}
             for name in QUANTITIES:
                 mean, low, high = (cell[path][name][end][i] for end in ("mean", "low", "high"))
                 row |= {name: mean, f"{name}_low": low, f"{name}_high": high}
-            rows.append({**row, "saturated": row["gradient"] < SATURATED * largest})
+            rows.append(row | {word: abs(row[x]) < SATURATED * largest[x] for word, x in CONDITIONS.items()})
     return rows
 
 
@@ -227,19 +232,17 @@ def _score(method: str, rows: Sequence[Row]) -> float:
 
 
 def _text(cells: Mapping[str, Mapping[str, Any]], rows: Mapping[str, Sequence[Row]]) -> str:
-    headings = ["task", "edge", "examples", "line saturated"]
-    headings += [f"{method.upper()} {what}" for method in PAINT for what in ("saturated", "score")]
+    headings = ["task", "edge", "examples", *(f"line {word}" for word in CONDITIONS)]
+    headings += [f"{method.upper()} {what}" for method in PAINT for what in (*CONDITIONS, "score")]
     lines = []
     for task, cell in cells.items():
         on_line = [row for row in rows[task] if row["path"] == "line"]
         line = [task_title(task), f"`{cell['edge']}`", str(cell["examples"])]
-        line.append(f"{100 * sum(row['saturated'] for row in on_line) / len(on_line):.0f}%")
+        line += [f"{100 * sum(row[word] for row in on_line) / len(on_line):.0f}%" for word in CONDITIONS]
         for method in PAINT:
             points = _points_of(method, rows[task])
-            line += [
-                f"{sum(row['saturated'] for row in points)} of {len(points)}",
-                f"{_score(method, rows[task]):+.3f}",
-            ]
+            line += [f"{sum(row[word] for row in points)} of {len(points)}" for word in CONDITIONS]
+            line.append(f"{_score(method, rows[task]):+.3f}")
         lines.append(line)
     return markdown(headings, lines)
 
@@ -252,8 +255,9 @@ def draw_saturation(model: str, examples: int, rows: Sequence[Row]) -> Figure:
     figure, axes = panels(len(PANELS), 1, (7.8, 8.4), sharex=True)
     paths = grouped(rows, "path")
     for (name, label), ax in zip(PANELS.items(), axes, strict=True):
-        for x in (row["at"] for row in paths["line"] if row["saturated"]):
-            ax.axvspan(max(0, x - HALF), min(1, x + HALF), color=SHADE, linewidth=0, zorder=0)
+        for word, shade in SHADES.items():
+            for x in (row["at"] for row in paths["line"] if row[word]):
+                ax.axvspan(max(0, x - HALF), min(1, x + HALF), color=shade, linewidth=0, zorder=0)
         for path, method, line in (("line", "eap-ig", "-"), ("eap-gp", "eap-gp", "--")):
             at, mean, low, high = ([row[x] for row in paths[path]] for x in ("at", name, f"{name}_low", f"{name}_high"))
             ax.plot(at, mean, color=PAINT[method], linewidth=1.3, linestyle=line)
@@ -286,5 +290,6 @@ def _legend() -> list[Any]:
         point("eap-gp", "EAP-GP: points of GradPath", color=PAINT["eap-gp"]),
         Line2D([], [], color=PAINT["eap-ig"], label="straight line (band: middle half of examples)"),
         Line2D([], [], color=PAINT["eap-gp"], linestyle="--", label="GradPath (band: the same)"),
-        Patch(color=SHADE, label="straight line saturated: gradient < 10% of its largest"),
+        Patch(color=SHADES["saturated"], label="straight line saturated: gradient < 10% of its largest"),
+        Patch(color=SHADES["flat"], label="straight line flat: the edge's score < 10% of its largest"),
     ]
