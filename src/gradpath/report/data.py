@@ -140,7 +140,8 @@ def circuit_report(circuit: Circuit, command: str = "") -> Report:
 
 def verdict_report(circuit: Circuit, verdict: Verdict, command: str = "") -> Report:
     """The report of a circuit that was tested, with the verdict of ``gp.test`` at the top."""
-    point = CurvePoint.of(circuit.selection or SAVED, verdict.result)
+    result = replace(verdict.result, edges_requested=circuit.requested)  # tests run the pruned circuit
+    point = CurvePoint.of(circuit.selection or SAVED, result)
     return replace(
         circuit_report(circuit, command),
         title=f"{verdict.task} in {verdict.model}",
