@@ -43,7 +43,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 def _results(docs: Path) -> list[dict[str, Any]]:
     """The summary, then each folder's pages, and what was tried and lost."""
     results = docs / "results"
-    folders = sorted(folder for folder in results.iterdir() if folder.is_dir())
+    folders = sorted(folder for folder in results.iterdir() if folder.is_dir() and _pages(folder))
     pages = [{folder.name: [_entry(docs, folder, page) for page in _pages(folder)]} for folder in folders]
     return [{"Summary": "results/README.md"}, *pages, {"Tried": "results/tried.md"}]
 
