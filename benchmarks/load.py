@@ -5,7 +5,7 @@
 2. The 2,235,025 edges of GPT-2 XL (48 layers of 25 heads, random scores) saved, loaded, selected from, pruned
    and made a page of.
 
-Memory over examples is drawn to ``docs/load.png``. Run it with ``make bench-load``.
+Memory over examples is drawn to ``benchmarks/load.png``. Run it with ``make bench-load``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from gradpath.study.outcome import commit
 from gradpath.tasks.task import Task
 
 EXAMPLES, SHORTEST, LONGEST, BATCH, VOCAB, SEED = 100_000, 4, 24, 500, 101, 0
-FIGURE = Path(__file__).parents[1] / "docs" / "load.png"
+FIGURE = Path(__file__).with_name("load.png")
 MIB = 2**20
 
 

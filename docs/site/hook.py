@@ -23,7 +23,7 @@ from gradpath.cli import VERBS, gradpath
 
 ROOT = Path(__file__).parents[2]
 # Files of the repository that pages link to, or that are pages themselves; on the site they keep their names.
-OUTSIDE = ("CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/RESULTS.md", "benchmarks/growth.png")
+OUTSIDE = ("CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/RESULTS.md", "benchmarks/growth.png", "benchmarks/load.png")
 COMMANDS = "<!-- commands -->"
 # The one script that the theme's offline plugin takes from another host, and ours in its place.
 FOREIGN, OURS = "https://unpkg.com/iframe-worker/shim", "site/worker.js"

@@ -25,7 +25,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
@@ -96,12 +96,22 @@ class NamedFunction:
         return value
 
 
-def option_value(text: str) -> Any:
-    """The value of an option on the command line: the text read as JSON, such as a number, or else the text itself."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+def parse_options(texts: Iterable[str]) -> dict[str, Any]:
+    """Options as they are typed: a value is read as JSON, such as a number, or else is the text itself.
+
+    >>> parse_options(["steps=3", "stride=unit"])
+    {'steps': 3, 'stride': 'unit'}
+    """
+    options: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise UsageError(f"an option is written NAME=VALUE, such as stride=unit: got {text!r}.")
+        try:
+            options[name] = json.loads(value)
+        except ValueError:
+            options[name] = value
+    return options
 
 
 class Registry(Mapping[str, Entry], Generic[Entry]):

@@ -12,9 +12,9 @@ import click
 from gradpath import defaults
 from gradpath.cli import options as opt
 from gradpath.cli.options import lines_of, note, numbers_of, print_result
-from gradpath.errors import UsageError, unknown_option
+from gradpath.errors import unknown_option
 from gradpath.recipe import PROMPT, Recipe
-from gradpath.registry import option_value
+from gradpath.registry import parse_options
 from gradpath.runtime import distributed
 
 if TYPE_CHECKING:
@@ -104,12 +104,7 @@ def _parse_options(texts: tuple[str, ...], method: str, selection: str | None) -
     from gradpath.attribution.methods import METHODS
     from gradpath.selection import SELECTIONS
 
-    options: dict[str, Any] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise UsageError(f"an option is written NAME=VALUE, such as stride=unit: got {text!r}.")
-        options[name] = option_value(value)
+    options = parse_options(texts)
     name_of_selection = (selection or "").partition("+")[0]
     known = SELECTIONS[name_of_selection].defaults if name_of_selection in SELECTIONS else {}
     if known and method in METHODS:

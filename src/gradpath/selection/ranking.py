@@ -35,7 +35,7 @@ from gradpath.graph import Graph, pruned
 from gradpath.model.transformer import Transformer
 from gradpath.prepared import PreparedBatches
 from gradpath.recipe import Recipe
-from gradpath.registry import NamedFunction, Registry, option_value, owner_of
+from gradpath.registry import NamedFunction, Registry, owner_of, parse_options
 from gradpath.scores import Scores
 from gradpath.sweep import Limits
 from gradpath.tasks.task import Task
@@ -196,8 +196,7 @@ def find_selection(text: str) -> tuple[Selection, dict[str, Any]]:
     """The selection that a text names, and all its options, as in ``acdc+threshold=0.01``."""
     name, *texts = text.split("+")
     chosen = SELECTIONS.find(name)
-    pairs = (option.partition("=") for option in texts)
-    return chosen, chosen.options({key: option_value(value) for key, _, value in pairs})
+    return chosen, chosen.options(parse_options(texts))
 
 
 def _by_size(scores: Scores, values: Tensor) -> Order:

@@ -22,7 +22,7 @@ from gradpath.attribution.methods import find_method
 from gradpath.errors import UsageError, check_choice
 from gradpath.evaluation import mib
 from gradpath.recipe import Recipe
-from gradpath.registry import option_value
+from gradpath.registry import parse_options
 from gradpath.selection import find_selection
 from gradpath.selection.ranking import check_sparsity
 from gradpath.sweep import Limits
@@ -90,12 +90,7 @@ def method_recipe(word: str, recipe: Recipe = Recipe()) -> Recipe:
     3
     """
     name, *texts = word.split("+")
-    options: dict[str, Any] = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals or not key:
-            raise UsageError(f"a method's option is written +NAME=VALUE, as in eap-gp+steps=10: got {word!r}.")
-        options[key] = option_value(value)
+    options = parse_options(texts)
     if "steps" in options:  # checked as an option of the method, which may have none
         find_method(name).options({"steps": options["steps"]})
     return recipe.changed(method=name, steps=options.pop("steps", None), options=options)

@@ -243,9 +243,9 @@ def necessity(tested: CircuitUnderTest, result: Result) -> Check:
     )
     details: dict[str, Any] = {"p": p}
     if tested.circuit.ablation == CORRUPTED:
-        # The same two prompts, exchanged.
-        exchanged = replace(tested.task, clean=tested.task.corrupted, corrupted=tested.task.clean, spans=None)
-        moved = tested.measure([circuit], exchanged)[0]
+        # The same two prompts, swapped.
+        swapped = replace(tested.task, clean=tested.task.corrupted, corrupted=tested.task.clean, spans=None)
+        moved = tested.measure([circuit], swapped)[0]
         details["moved"] = moved.faithfulness
         claims.append((faithfulness_ratio(moved), 1 - KEPT, float("inf")))
         about += f"; corrupting only the circuit loses {moved.faithfulness:.3f} (limit {1 - KEPT})"
